@@ -46,7 +46,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
     for source in sources.values():
         source.specs()  # reports invalid settings before a model is loaded
     if not sources and not (settings.can_add_models or settings.watch) and (settings.load_at_start or not paths):
-        raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
+        raise InvalidInput("nothing to serve; expected model files, folders, module:object or Python objects")
     is_guarded = settings.needs_keys or settings.control_loopback
     return Engine(
         repository,

@@ -47,7 +47,7 @@ def test_unsupported_settings_are_reported_and_counted(tmp_path: Path, capsys: p
     folder = folder_of(tmp_path, {"kafka_enabled": True}, {"parameters": {"environment_tarball": "e.tgz"}}, code)
     assert main(["doctor", "--dry-run", folder, "--json"]) == 1
     remarks = json.loads(capsys.readouterr().out)
-    bad = {(r["place"], r["subject"]): r["effect"] for r in remarks if r["effect"] in ("missing", "rejected")}
+    bad = {(r["location"], r["subject"]): r["effect"] for r in remarks if r["effect"] in ("missing", "rejected")}
     assert bad == {
         ("settings.json", "kafka_enabled"): "missing",
         ("model-settings.json", "parameters.environment_tarball"): "rejected",
@@ -153,11 +153,11 @@ def test_models_that_can_be_loaded_have_no_remarks(tmp_path: Path, capsys: pytes
         ("model-settings.json", '{"parameters": {"uri": 5}}', "{}/model-settings.json: 'uri': expected text, got 5"),
         ("model-settings.json", '{"versions": "v1"}', "'versions': expected a list, got 'v1'"),
         ("model-settings.json", '{"name": "b"}', "model 'b': no runtime is known for {}"),
-        ("model-settings.json", '{"name": "b", "parameters": {"uri": "a.onnx"}}', "there is no file '{}/a.onnx'"),
+        ("model-settings.json", '{"name": "b", "parameters": {"uri": "a.onnx"}}', "file '{}/a.onnx' not found"),
         (
             "model-settings.json",
             '{"implementation": "mlserver_sklearn.SKLearnModel", "parameters": {"uri": "a.joblib"}}',
-            "there is no file '{}/a.joblib'",
+            "file '{}/a.joblib' not found",
         ),
         ("model-settings.json", '{"implementation": "other.Mine"}', "'{}/other.py' has no 'Mine'"),
         ("settings.json", '{"http_port": "x"}', "{}/settings.json: setting 'http_port': expected int, got 'x'"),
@@ -304,7 +304,7 @@ if __name__ == "__main__":
 def test_scripts_of_kserve_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "script.py").write_text(KSERVE)
     assert main(["doctor", "--dry-run", str(tmp_path), "--json"]) == 1
-    remarks = [r for r in json.loads(capsys.readouterr().out) if r["place"] == "script.py"]
+    remarks = [r for r in json.loads(capsys.readouterr().out) if r["location"] == "script.py"]
     assert {r["subject"]: r["effect"] for r in remarks} == {
         "kserve.KServeClient": "missing",
         "kserve.protocol.rest.openai.OpenAIModel": "missing",
@@ -323,6 +323,6 @@ def test_a_script_of_kserve_is_loaded(capsys: pytest.CaptureFixture[str]) -> Non
     script = Path(__file__).parent / "kserve" / "scripts" / "one_class.py"
     assert main(["doctor", str(script), "--json"]) == 0
     remarks = json.loads(capsys.readouterr().out)
-    assert [(r["subject"], r["effect"], r["note"]) for r in remarks if r["place"] == "dragoman serve"] == [
+    assert [(r["subject"], r["effect"], r["note"]) for r in remarks if r["location"] == "dragoman serve"] == [
         ("model 'one_class'", "same", "loaded")
     ]

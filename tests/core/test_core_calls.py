@@ -109,7 +109,7 @@ def test_texts_and_chats_have_defaults() -> None:
         "prefill": (),
         "waited_s": None,
         "checked_s": None,
-        "most_new": None,
+        "max_new": None,
         "token_ids": (),
         "temperature": None,
         "top_p": None,

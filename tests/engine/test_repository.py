@@ -255,7 +255,7 @@ def test_settings_for_an_unknown_model_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a.onnx")
     write(tmp_path / "b.onnx")
     write(tmp_path / "dragoman.toml", "[models.c]\nreplicas = 2")
-    with pytest.raises(InvalidInput, match="there is no model 'c' here"):
+    with pytest.raises(InvalidInput, match="unknown model 'c' in this folder"):
         scan_specs(tmp_path)
 
 

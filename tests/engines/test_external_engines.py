@@ -443,7 +443,7 @@ async def _all(tokens: OpenVinoTokens, sampling: Sampling, prompt: tuple[int, ..
 
 async def test_errors_of_openvino(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
     tokens, _ = openvino
-    with pytest.raises(InvalidInput, match=r"^OpenVINO refuses it: x must be strictly positive$"):
+    with pytest.raises(InvalidInput, match=r"^OpenVINO rejects the request: x must be strictly positive$"):
         await _all(tokens, Sampling(), (99,))
     with pytest.raises(ModelFailed, match="it breaks"):
         await _all(tokens, Sampling(), (98,))

@@ -161,7 +161,7 @@ async def test_adapters_are_loaded_and_unloaded_while_the_model_generates(
     assert not (await generation(adaptable, long, max_new_tokens=1, adapter="mine")).prompts[0].cached
     await adaptable.unload_adapter(UnloadAdapter("mine"))
     assert (adaptable.details()["adapters"], _weights_in_memory(adaptable)) == ([], [])
-    with pytest.raises(InvalidInput, match="adapter: there is no 'mine'; there are: none"):
+    with pytest.raises(InvalidInput, match="adapter: unknown adapter 'mine', expected one of none"):
         await _tokens(adaptable, prompt, "mine")
     with pytest.raises(PathNotFound, match="'mine' is not loaded"):
         await adaptable.unload_adapter(UnloadAdapter("mine"))
@@ -313,7 +313,7 @@ def broken(adapter_folder: Path) -> Iterator[LanguageModel]:
         ("x", "..", InvalidInput, "must be a folder in the folder of adapters"),
         ("x", "link", InvalidInput, "must be a folder in the folder of adapters"),
         ("x", "/etc", InvalidInput, "must be a folder in the folder of adapters"),
-        ("x", "nowhere", PathNotFound, "there is no such folder"),
+        ("x", "nowhere", PathNotFound, "folder not found"),
         ("x", "a\0b", InvalidInput, "must be the path of a folder"),
     ],
 )

@@ -48,7 +48,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 600}, "at most 512, the model's maximum context limit"),
     ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
     ({"min_new_tokens": 9, "max_new_tokens": 5}, "min_new_tokens: expected at most max_new_tokens, 5"),
-    ({"adapter": "x"}, "adapter: there is no 'x'"),
+    ({"adapter": "x"}, "adapter: unknown adapter 'x'"),
     ({"num_beams": 2, "length_penalty": 2000.0}, "length_penalty: expected from -100 to 100, got 2000.0"),
     ({"top_logprobs": 101}, "top_logprobs: expected from 0 to 100"),
 ]
@@ -191,7 +191,7 @@ async def test_models_can_be_loaded_concurrently(
 
 def test_folders_without_a_text_model_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
-    with pytest.raises(ModelFailed, match="there are no weights in"):
+    with pytest.raises(ModelFailed, match="no weights found in"):
         load_model(tmp_path)
 
 

@@ -54,7 +54,7 @@ def _shards(folder: Path) -> None:
 
 
 BROKEN: list[tuple[Callable[[Path], object], str]] = [
-    (_without("model.safetensors"), "there are no weights in 'broken'; copy model.safetensors beside config.json"),
+    (_without("model.safetensors"), "no weights found in 'broken'; copy model.safetensors beside config.json"),
     (_only("pytorch_model.bin"), "the weights in pytorch_model.bin are PyTorch's pickles, .* save it as safetensors"),
     (_only("broken-q4.gguf"), "broken-q4.gguf is not a GGUF file: expected the bytes 'GGUF' at its start"),
     (_only("model-00001-of-00002.safetensors"), f"has model-00001-of-00002.safetensors but no {INDEX}"),
@@ -65,7 +65,7 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
         "is a Git LFS pointer.*`git lfs pull`",
     ),
     (_write("model.safetensors", "x" * 99), "model.safetensors in 'broken' is truncated: its header cannot be read"),
-    (_without("tokenizer.json", "tokenizer_config.json"), "there is no tokenizer in 'broken'; copy tokenizer.json"),
+    (_without("tokenizer.json", "tokenizer_config.json"), "no tokenizer found in 'broken'; copy tokenizer.json"),
     (_write("tokenizer.json", "{"), "tokenizer.json in 'broken' cannot be read"),
     (_write("config.json", '{"architectures": ["Ll'), r"config.json in 'broken' cannot be read \(.*line 1.*\)"),
     (lambda f: _config(f, model_type=""), "config.json in 'broken' has no 'model_type'"),
@@ -103,7 +103,7 @@ def test_the_command_line_logs_the_error(llama_folder: Path, tmp_path: Path) -> 
     shutil.copytree(llama_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     process = ServerProcess("--http-port", "0", "--grpc-port", "-1", str(folder))
     try:
-        message = "broken: failed to load 'broken', there are no weights in 'broken'; copy model.safetensors"
+        message = "broken: failed to load 'broken', no weights found in 'broken'; copy model.safetensors"
         process.wait_for_log(message)
     finally:
         process.kill()

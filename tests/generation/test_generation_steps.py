@@ -16,7 +16,7 @@ async def test_steps_are_counted_by_method_and_outcome(llama_folder: Path) -> No
         metrics = engine_metrics(model)
         chunks = -(-info.tokens // 8)
         assert chunks > 1
-        assert info.most_new == 4
+        assert info.max_new == 4
         assert metrics["steps_total", "prefill", "ok"] == metrics["step_seconds_count", "prefill"] == chunks
         # The last chunk of a prompt gives the first token; the last token is not computed further.
         assert metrics["steps_total", "decode", "ok"] == metrics["step_seconds_count", "decode"] == 3

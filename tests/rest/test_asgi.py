@@ -487,7 +487,7 @@ async def test_models_are_loaded_again_after_a_failed_start(tmp_path: Path, capl
     sent: list[dict[str, Any]] = []
     await app({"type": "lifespan"}, as_async(lambda: {"type": "lifespan.startup"}), as_async(sent.append))
     assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
-    assert f"there is no file '{folder}'" in sent[0]["message"]
+    assert f"file '{folder}' not found" in sent[0]["message"]
     assert "the models could not be loaded" in caplog.text
     moved.rename(folder)
     async with asyncio.timeout(TIMEOUT_S), transport(app) as client:

@@ -183,7 +183,7 @@ def test_an_engine_needs_a_gpu(tmp_path: Path) -> None:
         pytest.skip("there is a GPU")
     (tmp_path / "m.plan").write_bytes(b"ftrt")
     spec = ModelSpec(name="m", runtime="tensorrt", uri=str(tmp_path / "m.plan"), allow_pickle=True)
-    with pytest.raises(ModelFailed, match=r"'m\.plan' needs an NVIDIA GPU, and there is none"):
+    with pytest.raises(ModelFailed, match=r"'m\.plan' needs an NVIDIA GPU, but none was found"):
         runtime("tensorrt").load(spec).load()
 
 

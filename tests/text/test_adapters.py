@@ -30,7 +30,7 @@ class Adaptable(ReverseModel):
         if call.path == "broken":
             raise InvalidInput(f"adapter '{call.name}' cannot be read")
         if call.path == "missing":
-            raise PathNotFound("there is no such folder")
+            raise PathNotFound("folder not found")
         if call.name in self.adapters and not call.replaces:
             raise AlreadyLoaded(f"the adapter '{call.name}' is already loaded")
         self.adapters[call.name] = call
@@ -85,7 +85,7 @@ async def test_errors_of_vllms_routes() -> None:
             ("load", {"lora_name": "a", "lora_path": ""}, 400, "`lora_path` must be a non-empty string"),
             ("load", {"lora_name": "a", "lora_path": 1}, 400, "`lora_path` must be a string"),
             ("load", {"lora_name": "a", "lora_path": "broken"}, 400, "adapter 'a' cannot be read"),
-            ("load", {"lora_name": "a", "lora_path": "missing"}, 404, "there is no such folder"),
+            ("load", {"lora_name": "a", "lora_path": "missing"}, 404, "folder not found"),
             ("load", {"lora_name": "a", "lora_path": "b", "model": "other"}, 404, "other"),
             ("unload", {"lora_name": "a"}, 404, "the adapter 'a' is not loaded"),
         ):

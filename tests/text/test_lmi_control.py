@@ -162,7 +162,7 @@ async def test_only_paths_in_model_folders_are_loaded(server: TextServer, models
         (models, 403, "may not be loaded"),
         (f"{models}-more/a", 403, "may not be loaded"),
         ("/etc/shadow/nothing", 403, "may not be loaded"),
-        (models / "none", 424, "there is nothing at"),
+        (models / "none", 424, "no file or folder at"),
         (models / "round", 424, "cannot be resolved"),
         (models / ("a" * 5000), 424, "cannot be resolved"),
         (f"{models}/a\0", 424, "cannot be resolved"),

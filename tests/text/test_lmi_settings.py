@@ -62,7 +62,7 @@ async def test_valid_formatter_functions(tmp_path: Path, name: str) -> None:
         ),
         (
             {"output_formatter": "missing.py:good"},
-            "output_formatter 'missing.py:good': there is no file 'missing.py' in 'custom'",
+            "output_formatter 'missing.py:good': file 'missing.py' not found in 'custom'",
         ),
         ({"output_formatter": "bad.py:good"}, "'bad.py:good' cannot be imported: .*SyntaxError"),
         ({"output_formatter": "late.py:good"}, "'late.py:good' cannot be imported: NameError: name 'nothing'"),
@@ -78,7 +78,7 @@ async def test_valid_formatter_functions(tmp_path: Path, name: str) -> None:
         ({"output_formatter": "verse"}, "output_formatter must be one of json, jsonlines, sse, none or file.py:func"),
         ({"tgi_compat": "perhaps"}, "tgi_compat must be true or false; got 'perhaps'"),
         ({"formatter_folder": "/nowhere"}, "formatter_folder must be a folder; got '/nowhere'"),
-        ({"tgi_compatible": True}, "there is no setting 'tgi_compatible'; there are output_formatter"),
+        ({"tgi_compatible": True}, "unknown setting 'tgi_compatible', expected one of output_formatter"),
     ],
 )
 async def test_invalid_settings_are_reported_when_the_model_is_loaded(

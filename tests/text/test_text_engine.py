@@ -529,7 +529,7 @@ def test_context_errors_use_the_field_names_of_each_api(server: ServerThread) ->
             assert (error["param"], error["code"]) == (name, "context_length_exceeded")
             error = error["message"]
         assert name in error.partition(": ")[2 if path == "/generate" else 0]
-        assert ("there is no 'b'" if name.startswith("adapter") else "context") in error
+        assert ("unknown adapter 'b'" if name.startswith("adapter") else "context") in error
 
 
 async def test_two_hundred_disconnected_clients_leave_nothing(server: ServerThread) -> None:

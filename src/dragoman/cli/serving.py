@@ -99,7 +99,7 @@ def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
 
     settings = read_settings()
     if not paths and not settings.can_add_models:
-        raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")
+        raise InvalidInput("nothing to serve; required: PATH, a model file, a folder or module:object")
     logs.set_up(settings.log_format, settings.log_level, logger_levels(settings))
     if settings.log_format == "text":  # the table has the reason of each model that cannot be loaded
         logging.getLogger("dragoman.engine").addFilter(lambda record: not hasattr(record, "unloadable"))

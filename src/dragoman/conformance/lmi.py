@@ -123,7 +123,7 @@ def _max_new_tokens(c: LmiContext) -> None:
 def _return_full_text(c: LmiContext) -> None:
     """With return_full_text the text begins with the prompt."""
     text = c.text(return_full_text=True)
-    expect(text.startswith(PROMPT), f"a text that begins with '{PROMPT}'", text)
+    expect(text.startswith(PROMPT), f"text that begins with '{PROMPT}'", text)
 
 
 @_add("greedy", "GenerationParameters, do_sample")
@@ -149,7 +149,7 @@ def _stop_sequences(c: LmiContext) -> None:
         raise NotTried("the model generates no text")
     answer = c.generate(max_new_tokens=8, stop_sequences=[stop], details=True).ok().json()
     generated = field_of(answer, "generated_text", str)
-    expect(len(generated) < len(text) or text.endswith(stop), f"a text that ends at '{stop}'", generated)
+    expect(len(generated) < len(text) or text.endswith(stop), f"text that ends at '{stop}'", generated)
     reason = _check_details(answer)["finish_reason"]
     expect(reason == "stop_sequence", "finish_reason stop_sequence", reason)
 

@@ -256,7 +256,7 @@ def _completion_stop(c: OpenAIContext) -> None:
     if not stop:
         raise NotTried("the model generates no text")
     choice = _choice(c.completion(temperature=0, stop=stop).ok().json(), "text_completion")
-    expect(stop not in choice["text"], f"a text without '{stop}'", choice["text"])
+    expect(stop not in choice["text"], f"text without '{stop}'", choice["text"])
     expect(choice.get("finish_reason") == "stop", "finish_reason stop", choice)
 
 
@@ -264,7 +264,7 @@ def _completion_stop(c: OpenAIContext) -> None:
 def _completion_echo(c: OpenAIContext) -> None:
     """With echo the text begins with the prompt."""
     text = _choice(c.completion(echo=True).ok().json(), "text_completion")["text"]
-    expect(text.startswith(PROMPT), f"a text that begins with '{PROMPT}'", text)
+    expect(text.startswith(PROMPT), f"text that begins with '{PROMPT}'", text)
 
 
 @_add("completion-stream", "Completions, streaming")

@@ -123,7 +123,7 @@ def _decoder_input_details(c: TgiContext) -> None:
 def _return_full_text(c: TgiContext) -> None:
     """With return_full_text the text begins with the prompt."""
     text = field_of(c.generate(return_full_text=True), "generated_text", str)
-    expect(text.startswith(PROMPT), f"a text that begins with '{PROMPT}'", text)
+    expect(text.startswith(PROMPT), f"text that begins with '{PROMPT}'", text)
 
 
 @_add("seed", "POST /generate, seed")

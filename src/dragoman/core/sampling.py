@@ -256,13 +256,13 @@ _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
 _OF_BEAMS = ("length_penalty", "early_stopping")
 
 
-def without_effect(made: Sampling, fields: Mapping[str, Any]) -> list[str]:
-    """Return the fields with a value that changes nothing in a Sampling made of them: sampling parameters of greedy
-    decoding, parameters of beams without a beam search, and the side of a truncation without one."""
+def ineffective_fields(parameters: Sampling, fields: Mapping[str, Any]) -> list[str]:
+    """Return the names of fields without effect: sampling parameters with greedy decoding, beam parameters without a
+    beam search, and the side of a truncation without one."""
     names = [
-        *(() if made.do_sample else _OF_SAMPLING),
-        *(_OF_BEAMS if made.num_beams == 1 else ()),
-        *(("truncation_side",) if made.truncate is None else ()),
+        *(() if parameters.do_sample else _OF_SAMPLING),
+        *(_OF_BEAMS if parameters.num_beams == 1 else ()),
+        *(("truncation_side",) if parameters.truncate is None else ()),
     ]
     default = Sampling()
     return [

@@ -186,7 +186,7 @@ class PromptInfo:
     were in the prefix cache, its tokens if `prompt_logprobs` was set, and their ids if `prompt_token_ids` was set.
 
     If the engine knows them: `checked_s`, seconds to validate and tokenize the call's prompts; `waited_s`,
-    seconds in the queue; `most_new`, the limit of new tokens; `temperature` (0: greedy decoding) and `top_p` with the
+    seconds in the queue; `max_new`, the limit of new tokens; `temperature` (0: greedy decoding) and `top_p` with the
     model's defaults.
     """
 
@@ -196,7 +196,7 @@ class PromptInfo:
     prefill: tuple[Token, ...] = ()
     waited_s: float | None = None
     checked_s: float | None = None
-    most_new: int | None = None
+    max_new: int | None = None
     token_ids: tuple[int, ...] = ()
     temperature: float | None = None
     top_p: float | None = None

@@ -173,7 +173,7 @@ def max_step(scales: Vector, vec: Vector) -> float:
 
 
 def split_by_scale(x: Vector, vec: Vector) -> list[Vector]:
-    """Split `vec` into summands, each of which moves components that can share a step; zeros of x apart."""
+    """Split `vec` into summands, each of which moves components that can share a step; zeros of x are separate."""
     magnitudes = np.abs(vec)
     moved = magnitudes > 0
     if not moved.any():

@@ -66,8 +66,8 @@ class GenerationCounters:
             self._observe(_GENERATED, generated)
         for info in usage.prompts:
             self._observe(_PROMPT, info.tokens)
-            if info.most_new is not None:
-                self._observe(_MAX_NEW_TOKENS, info.most_new)
+            if info.max_new is not None:
+                self._observe(_MAX_NEW_TOKENS, info.max_new)
         waits = [info.waited_s for info in usage.prompts if info.waited_s is not None]
         checks = [info.checked_s for info in usage.prompts if info.checked_s is not None]
         if checks:

@@ -243,7 +243,7 @@ def _with_runtime(spec: ModelSpec, path: Path | None) -> ModelSpec:
         file = model_file(file) or file
     runtime = spec.runtime or recognise(file)
     if runtime is None and not file.exists():
-        raise InvalidInput(f"model '{spec.name}': there is no file '{file}'; expected the path of the model's file")
+        raise InvalidInput(f"model '{spec.name}': file '{file}' not found; expected the path of the model's file")
     if runtime is None:
         reason = unrecognised_reason(file) or f"no runtime is known for {file}; name one as `runtime`"
         raise InvalidInput(f"model '{spec.name}': {reason}")
@@ -267,7 +267,7 @@ def _model_path(url: str, folders: Sequence[str]) -> Path:
             raise Forbidden(f"`url`: '{url[:256]}' may not be loaded: expected a path {allowed}")
         path.stat()  # raises for a loop of links; since Python 3.13 `resolve` does not
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise InvalidInput(f"`url`: there is nothing at '{url[:256]}'") from error
+        raise InvalidInput(f"`url`: no file or folder at '{url[:256]}'") from error
     except (OSError, ValueError, RuntimeError) as error:  # impossible file names, loops of links
         raise InvalidInput(f"{_EXPECTED_URL}, got '{url[:256]}', which cannot be resolved") from error
     return path

@@ -138,7 +138,9 @@ class Search:
         for source in [*self._model_files(folder), *below]:
             yield replace(source, settings={**source.settings, **overrides.pop(source.name, {})})
         if overrides:
-            raise InvalidInput(f"{folder / 'dragoman.toml'}: there is no model {', '.join(map(repr, overrides))} here")
+            raise InvalidInput(
+                f"{folder / 'dragoman.toml'}: unknown model {', '.join(map(repr, overrides))} in this folder"
+            )
 
     def _model_folder(
         self, folder: Path, settings: Mapping[str, Any], versions: Mapping[str, Path]

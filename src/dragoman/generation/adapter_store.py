@@ -110,7 +110,9 @@ class AdapterStore:
         with self._lock:
             adapter = self._adapters.get(name)
             if adapter is None:
-                raise InvalidInput(f"adapter: there is no '{name[:128]}'; there are: {', '.join(self.names) or 'none'}")
+                raise InvalidInput(
+                    f"adapter: unknown adapter '{name[:128]}', expected one of {', '.join(self.names) or 'none'}"
+                )
             if not adapter.in_memory:
                 return None
             adapter.uses += 1
@@ -153,7 +155,7 @@ class AdapterStore:
         if not path or root not in folder.parents:
             raise InvalidInput("`lora_path` must be a folder in the folder of adapters (adapter_folder)")
         if not exists:
-            raise PathNotFound("`lora_path`: there is no such folder in the folder of adapters")
+            raise PathNotFound("`lora_path`: folder not found in the folder of adapters")
         return folder
 
     def _add(

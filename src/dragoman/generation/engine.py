@@ -207,9 +207,9 @@ class GenerationEngine:
         if sequence.computed == 0:
             job.prefill.append(vocabulary.token(sequence.tokens[0], None))
         following = sequence.tokens[sequence.computed + 1 : min(sequence.computed + work.count + 1, sequence.prompt)]
-        foreseen = logits[: len(following)]
-        logprobs = torch.log_softmax(foreseen, -1)
-        tops = sampler.top_tokens(foreseen, logprobs, [job.request.sampling.prompt_logprobs or 0] * len(following))
+        predicted = logits[: len(following)]
+        logprobs = torch.log_softmax(predicted, -1)
+        tops = sampler.top_tokens(predicted, logprobs, [job.request.sampling.prompt_logprobs or 0] * len(following))
         for token, logprob, top in zip(following, sampler.logprobs_of(logprobs, following), tops, strict=True):
             job.prefill.append(vocabulary.token(token, logprob, top))
 
@@ -347,7 +347,7 @@ class GenerationEngine:
 
     def _advance(self, job: GenerationJob) -> None:
         parents = job.search.advance()
-        if job.search.over:
+        if job.search.is_finished:
             self.scheduler.remove(job)
             for text in job.search.texts():
                 job.sink.text(text)

@@ -128,7 +128,7 @@ def _check_weights(folder: Path) -> None:
         for pattern, format_ in _OTHER_FORMATS.items():
             if weights := next(iter(sorted(folder.glob(pattern))), None):
                 raise ModelFailed(f"'{folder.name}' has no {_WEIGHTS}; the weights in {weights.name} are {format_}")
-        raise ModelFailed(f"there are no weights in '{folder.name}'; copy {_WEIGHTS} beside config.json")
+        raise ModelFailed(f"no weights found in '{folder.name}'; copy {_WEIGHTS} beside config.json")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -190,7 +190,7 @@ def _check_tokenizer(folder: Path) -> None:
     files = [name for name in _TOKENIZERS if (folder / name).is_file()]
     if not files:
         raise ModelFailed(
-            f"there is no tokenizer in '{folder.name}'; copy tokenizer.json, or tokenizer.model, and "
+            f"no tokenizer found in '{folder.name}'; copy tokenizer.json, or tokenizer.model, and "
             "tokenizer_config.json beside config.json"
         )
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -204,7 +204,7 @@ def _load_object(path: Path, description: str) -> Mapping[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise ModelFailed(
-            f"there is no {path.name} in '{path.parent.name}', {description}; copy it from the model"
+            f"'{path.name}' not found in '{path.parent.name}', {description}; copy it from the model"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFailed(

@@ -44,8 +44,8 @@ _LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "truncate": (lambda v: v is None or v >= 0, "at least 0"),
     "truncation_side": (lambda v: v in ("left", "right"), "'left' or 'right'"),
     "seed": (lambda v: v is None or 0 <= v < 2**64, "from 0 to 2**64 - 1"),
-    "stop": (lambda v: all(v), "texts that are not empty"),
-    "bad_words": (lambda v: all(v), "texts that are not empty"),
+    "stop": (lambda v: all(v), "non-empty strings"),
+    "bad_words": (lambda v: all(v), "non-empty strings"),
 }
 
 
@@ -64,11 +64,11 @@ def check(sampling: Sampling, vocabulary: int, max_batch: int, adapters: Collect
     for adapter in (sampling.adapter, *sampling.adapters):
         if adapter and adapter not in adapters:
             names = ", ".join(sorted(adapters)) or "none"
-            raise InvalidInput(f"adapter: there is no '{adapter}'; there are: {names}")
-    _together(sampling, max_batch)
+            raise InvalidInput(f"adapter: unknown adapter '{adapter}', expected one of {names}")
+    _check_combinations(sampling, max_batch)
 
 
-def _together(sampling: Sampling, max_batch: int) -> None:
+def _check_combinations(sampling: Sampling, max_batch: int) -> None:
     """Check parameters that exclude each other."""
     if sampling.max_new_tokens is not None and sampling.min_new_tokens > sampling.max_new_tokens:
         raise InvalidInput(
@@ -167,7 +167,7 @@ class InputProcessor:
         if sampling.truncate is not None:
             if features:
                 raise InvalidInput("truncate: expected none for a prompt with images")
-            count = sampling.truncate or self._most_prompt_tokens(sampling)
+            count = sampling.truncate or self._max_prompt_tokens(sampling)
             tokens = tokens[:count] if sampling.truncation_side == "right" else tokens[-count:]
         return text, tokens, features
 
@@ -181,7 +181,7 @@ class InputProcessor:
         last = len(prompt.turns) - 1 if isinstance(prompt, Chat) and prompt.drops_turns else 0
         if not isinstance(prompt, Chat) or last < 1:
             return self.vocabulary.encode(prompt, bounded=bounded)
-        chat, most = prompt, self._most_prompt_tokens(sampling)
+        chat, most = prompt, self._max_prompt_tokens(sampling)
         fitting: tuple[str, list[int], Features] | None = None  # of the fewest turns dropped so far
 
         def fits(dropped: int) -> bool:
@@ -199,7 +199,7 @@ class InputProcessor:
             bisect_left(range(1, last), True, key=fits)
         return fitting or self.vocabulary.encode(chat.without_turns(last), bounded=bounded)
 
-    def _most_prompt_tokens(self, sampling: Sampling) -> int:
+    def _max_prompt_tokens(self, sampling: Sampling) -> int:
         """Return the number of prompt tokens that fit into the context with the new tokens, at least 1."""
         new = 1 if sampling.max_new_tokens is None or self._encodes else sampling.max_new_tokens
         return max(1, self._limits.max_context - new)

@@ -18,7 +18,7 @@ _FORMS = {
     "item_separator": re.compile(r"[ \t\r\n]*,[ \t\r\n]*"),
     "key_separator": re.compile(r"[ \t\r\n]*:[ \t\r\n]*"),
 }
-# Maximum number of passes over the schema; undecided parts then count as finite.
+# Maximum number of passes over the schema; parts that are still undecided count as finite.
 _ROUNDS = 32
 
 _Schema = Mapping[str, Any]

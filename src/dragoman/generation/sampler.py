@@ -99,7 +99,7 @@ class BeamSearch:
         self._finished: list[_Beam] = []
         self._candidates: list[tuple[int, _Beam, TokenChoice]] = []
         self._length = 0
-        self.over = False
+        self.is_finished = False
 
     @property
     def running(self) -> list[list[int]]:
@@ -142,8 +142,8 @@ class BeamSearch:
         candidates = [(parent, beam) for parent, beam, _ in expanded]
         self._collect([beam for _, beam in candidates[: sampling.num_beams]])
         going = [(parent, beam) for parent, beam in candidates if not beam.writer.finish][: sampling.num_beams]
-        self.over = not going or self._is_decided(going[0][1].score)
-        if self.over:
+        self.is_finished = not going or self._is_decided(going[0][1].score)
+        if self.is_finished:
             return []
         while len(going) < sampling.num_beams:  # copies that cannot win, if a grammar allows few
             going.append((going[0][0], _Beam(going[0][1].writer, _OUT)))

@@ -38,7 +38,7 @@ def model_path(spec: ModelSpec) -> Path:
     """Return the file or folder of `spec.uri`. Raises ModelFailed if there is none."""
     path = Path(spec.uri)
     if not spec.uri or not path.exists():
-        raise ModelFailed(f"there is no file '{spec.uri}'; expected the path of the model's file as its uri")
+        raise ModelFailed(f"file '{spec.uri}' not found; expected the path of the model's file as its uri")
     return path
 
 

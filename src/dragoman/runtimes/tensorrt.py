@@ -43,7 +43,7 @@ class TensorRtModel(Model):
         self._torch = RUNTIME.require("torch")
         if not self._torch.cuda.is_available():
             raise ModelFailed(
-                f"'{path.name}' needs an NVIDIA GPU, and there is none: serve the ONNX file of the engine"
+                f"'{path.name}' needs an NVIDIA GPU, but none was found: serve the ONNX file of the engine"
             )
         trt = RUNTIME.require("tensorrt")
         self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))

@@ -1,4 +1,4 @@
-"""How worker processes come to be and end: the interface of launchers, and the launcher of this machine."""
+"""Start and end of worker processes: the interface of launchers, and the launcher for this machine."""
 
 import asyncio
 import tempfile
@@ -13,8 +13,8 @@ from dragoman.workers.pool import load_error
 class WorkerProcess(Protocol):
     """A process that was started for one replica, wherever it runs, and the connection to it.
 
-    has_own_clock: whether its clock may differ from that of this machine.
-    host: the name of its machine, "" for this.
+    has_own_clock: its clock may differ from the clock of this machine.
+    host: the name of its machine; "" for this machine.
     socket, memory: this process's end of the connection, and the files of the memory that both map; for one `Channel`.
     closed: set by the owner when the other end of the socket is closed.
     exited: set when the process has ended.
@@ -29,11 +29,11 @@ class WorkerProcess(Protocol):
 
     @property
     def description(self) -> str:
-        """Names the process in log lines, as `worker process 4711`."""
+        """Name of the process in log lines, such as `worker process 4711`."""
 
     @property
     def exit_reason(self) -> str:
-        """How it ended, as `exit code 1`."""
+        """How it ended, such as `exit code 1`."""
 
     @property
     def was_killed_by_system(self) -> bool:
@@ -55,8 +55,8 @@ class WorkerProcess(Protocol):
 class Launcher(Protocol):
     """Starts the worker processes of one model. Created with its spec; raises ModelFailed if that has wrong options.
 
-    starts_workers: whether `launch` starts a process; otherwise it only waits for one, and the pool lets as many join
-    as may, and ends none for being idle.
+    starts_workers: whether `launch` starts a process. Otherwise it only waits for a worker to join; the pool accepts
+    workers up to its maximum then, and stops none of them when they are idle.
     """
 
     starts_workers: bool
@@ -96,7 +96,7 @@ class LocalLauncher:
         return process
 
     def _free_device(self) -> str:
-        """Return a device that no process has, or else few; "" if the workers have no devices."""
+        """Return the device with the fewest processes; "" if the workers have no devices."""
         self._processes = [each for each in self._processes if not each[1].exited.is_set()]
         used = [device for device, _ in self._processes]
         return min(self._devices, key=lambda device: used.count(device) / self._devices.count(device), default="")

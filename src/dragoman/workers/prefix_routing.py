@@ -18,9 +18,9 @@ _FIRST_TOKENS = 16
 _MAX_CHARACTERS = 1 << 16
 # Deeper values of tools, options and messages are not compared.
 _MAX_DEPTH = 32
-# Prefixes that are remembered for each replica.
+# Maximum number of prefixes stored for each replica.
 _MAX_PREFIXES = 10_000
-# A replica is not chosen by prefix while it has this many calls more than the least busy one, and 1.5 times as many.
+# A replica is not chosen by prefix while it has this many calls more than the fewest busy one, and 1.5 times as many.
 _MAX_AHEAD = 4
 
 
@@ -37,20 +37,20 @@ class PrefixRouter:
             keys = prefix_keys(call)
         except Exception:  # such as an integer of too many digits: the call is routed by load, and checked by the model
             keys = []
-        least = min(len(replica.held) for replica in replicas)
-        most = least + max(_MAX_AHEAD, least // 2)
+        fewest = min(len(replica.held) for replica in replicas)
+        limit = fewest + max(_MAX_AHEAD, fewest // 2)
 
         def rank(replica: Replica) -> tuple[int, int, int]:
             recent = self._recent.setdefault(replica, _RecentPrefixes())
             return -recent.match(keys), len(replica.held), recent.last_turn
 
-        best = min((replica for replica in replicas if len(replica.held) <= most), key=rank)
+        best = min((replica for replica in replicas if len(replica.held) <= limit), key=rank)
         self._recent[best].add(keys, next(self._turns))
         return best
 
 
 class _RecentPrefixes:
-    """The prefixes of the prompts that a replica had, the least recent ones excluded. last_turn: its last call."""
+    """The prefixes of the prompts that a replica had, the fewest recent ones excluded. last_turn: its last call."""
 
     def __init__(self) -> None:
         self.last_turn = 0

@@ -9,6 +9,6 @@ trace_logger = logging.getLogger(KSERVE_TRACE_LOGGER_NAME)
 
 
 def configure_logging(log_config: object = None) -> None:
-    """Leave the log as it is: the server's settings configure it. A file of settings is named in the log."""
+    """Do nothing but log a warning for `log_config`: the server's settings configure the log."""
     if log_config is not None:
         logger.warning("log configuration ignored: file=%s; use --log-level and --log-format", log_config)

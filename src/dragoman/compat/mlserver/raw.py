@@ -41,16 +41,16 @@ def extract_raw(elems: list[T]) -> tuple[list[T], list[bytes]]:
 
 def inject_raw(elems: list[T], raw_contents: Sequence[bytes]) -> list[T]:
     """Set the elements of those inputs or outputs that have none. Raises InvalidInput."""
-    left = iter(raw_contents)
+    remaining = iter(raw_contents)
     for elem in elems:
         if not len(elem.data):
-            elem.data = TensorData(unpack(elem, next_raw(left, elem.name)))
+            elem.data = TensorData(unpack(elem, next_raw(remaining, elem.name)))
     return elems
 
 
 def next_raw(contents: Iterator[bytes], name: str) -> bytes:
     """Return the next raw contents. Raises InvalidInput, naming the tensor that they are missing for."""
-    found = next(contents, None)
-    if found is None:
+    raw = next(contents, None)
+    if raw is None:
         raise InvalidInput(f"'{name}': expected typed or raw contents, got none")
-    return found
+    return raw

@@ -25,9 +25,9 @@ from dragoman.protocols.lmi.request import media_type
 from dragoman.protocols.text_common.parameters import build_request, json_body
 from dragoman.protocols.wire import JSON_TYPE, Buffer, EngineCall, HttpRequest, HttpResponse, Policy
 
-_VALUES = ("inputs", "instances", "data")  # names of the inputs in the requests of clients
-_ANSWERS = "predictions"
-_INSTEAD = "send accept: tensor/npz"
+_INPUT_KEYS = ("inputs", "instances", "data")  # names of the inputs in the requests of clients
+_OUTPUT_KEY = "predictions"
+_ALTERNATIVE = "send accept: tensor/npz"
 
 
 def parse_arrays_request(
@@ -54,7 +54,7 @@ def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> In
     names = {spec.name for spec in model.signature.inputs}
     if "model_name" not in names:
         body.pop("model_name", None)
-    key = next((name for name in _VALUES if name in body), None)
+    key = next((name for name in _INPUT_KEYS if name in body), None)
     if key is None:
         if body and body.keys() <= names:
             return Infer(named_tensors(body, model))
@@ -181,8 +181,10 @@ def _accepted_type(accept: str) -> str:
 
 
 def _to_json(response: Response[Inference], policy: Policy) -> HttpResponse:
-    value = {name: format_values(name, tensor, policy, _INSTEAD) for name, tensor in response.answer.outputs.items()}
-    body = json_chunks({_ANSWERS: next(iter(value.values())) if len(value) == 1 else value})
+    value = {
+        name: format_values(name, tensor, policy, _ALTERNATIVE) for name, tensor in response.answer.outputs.items()
+    }
+    body = json_chunks({_OUTPUT_KEY: next(iter(value.values())) if len(value) == 1 else value})
     return HttpResponse(200, body, (JSON_TYPE,))
 
 

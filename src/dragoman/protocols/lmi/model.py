@@ -78,7 +78,7 @@ def check(spec: ModelSpec) -> None:
 def _parse(name: str, settings: Mapping[str, Any], location: str) -> LmiModel:
     unknown = sorted(settings.keys() - set(_SETTINGS))
     if unknown:
-        raise ModelFailed(f"model '{name}': there is no setting '{unknown[0]}'; there are {', '.join(_SETTINGS)}")
+        raise ModelFailed(f"model '{name}': unknown setting '{unknown[0]}', expected one of {', '.join(_SETTINGS)}")
     formatter = str(settings.get("output_formatter") or "")
     custom: Callable[[Any], Any] | None = None
     formatter = _CHATS.get(formatter, formatter)
@@ -142,7 +142,7 @@ def _function(name: str, folder: Path | None, model: str, setting: str) -> Calla
             f"model '{model}': {setting} must be file.py:function, with a file in the model's folder; got '{name}'"
         )
     if not path.is_file():
-        raise ModelFailed(f"model '{model}': {setting} '{name}': there is no file '{file}' in '{folder.name}'")
+        raise ModelFailed(f"model '{model}': {setting} '{name}': file '{file}' not found in '{folder.name}'")
     try:
         function: Any = plugins.resolve(f"{path}:{attribute}")
     except Exception as error:  # importing user code can raise anything

@@ -62,7 +62,7 @@ def parse_request(http: HttpRequest, model: LmiModel, policy: Policy) -> LmiRequ
             body = model.reads(body)
         if not isinstance(body, dict):
             raise InvalidInput(_NO_OBJECT + format_value(body))
-        if is_openais(body):
+        if is_openai_request(body):
             return body
         inputs, listed = _inputs(body)
         values = _values(body, http)
@@ -94,7 +94,7 @@ def other_model(body: Mapping[str, Any], model: str, policy: Policy) -> list[str
     return unused
 
 
-def is_openais(body: Container[str]) -> bool:
+def is_openai_request(body: Container[str]) -> bool:
     """Return whether a body with these fields is an OpenAI chat or completion."""
     return "messages" in body or ("prompt" in body and "inputs" not in body)
 

@@ -30,7 +30,7 @@ from dragoman.protocols.lmi.request import (
     LmiRequest,
     attributes,
     is_form,
-    is_openais,
+    is_openai_request,
     media_type,
     model_name,
     parse_request,
@@ -82,7 +82,7 @@ def parse_result_poll(
             pending = {"code": 202, "message": "The model result is not yet available"}
             return json_response(pending, 202, _next(part.next_token))
         if part.is_truncated:
-            return error(HttpError(500, "the answer was cut off before its end"))
+            return error(HttpError(500, "the response was truncated"))
         return HttpResponse(part.status, part.body, (*part.headers, *_next(part.next_token)))
 
     return ResultPoll(token, int(most) if int(most) > 0 else _ALL, format_response)
@@ -91,7 +91,7 @@ def parse_result_poll(
 def in_background(
     http: HttpRequest, result: EndpointResult, error: Callable[[DragomanError | HttpError], HttpResponse]
 ) -> EndpointResult:
-    """Return the request as it is, or one that is answered later if its headers ask for that."""
+    """Return the request unchanged, or as a background call if its headers request one."""
     if _header(http, _SYNCHRONOUS).lower() != "false":
         return result
     return BackgroundCall(result, error, lambda token: HttpResponse(200, (), _next(token)))
@@ -152,12 +152,12 @@ def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
         body = _BODY.decode(text)
     except (InvalidInput, *PARSER_ERRORS):  # reported when the body is parsed for its model
         return "", True
-    openais = is_openais(body.fields())
-    name = body.model if openais else body.model_name
+    is_openai = is_openai_request(body.fields())
+    name = body.model if is_openai else body.model_name
     if not isinstance(name, str):
         return "", True
     # As at OpenAI's paths: an adapter follows a colon, and only the name of `organisation/name` is used.
-    return (name.partition(":")[0].rpartition("/")[2], False) if openais else (name, True)
+    return (name.partition(":")[0].rpartition("/")[2], False) if is_openai else (name, True)
 
 
 # Models with a custom handler of this path answer it themselves, such as those of MLflow.

@@ -87,7 +87,9 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     is_raw_response = (is_raw and contents == "raw") or _wants_raw(contents, call, is_raw=is_raw)
     regions = policy.regions
     held = () if regions is None else regions.hold(_region_names(message))
-    options = GrpcOutputOptions(id_, model, version, is_raw_response, classes, final, is_raw, region_slices, regions, held)
+    options = GrpcOutputOptions(
+        id_, model, version, is_raw_response, classes, final, is_raw, region_slices, regions, held
+    )
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
     if len(call.inputs) + len(call.outputs) > 1:
         oip.check_counts(call, policy)

@@ -118,8 +118,8 @@ def _template(value: Any, policy: Policy) -> str:
         return ""
     if not policy.trust_request_chat_template:
         raise InvalidInput(
-            "`chat_template` is refused: this server uses the model's own template alone, unless its operator allows "
-            "others with --trust-request-chat-template"
+            "`chat_template` is not accepted: this server only uses the model's own template, unless its operator "
+            "allows others with --trust-request-chat-template"
         )
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEMPLATE_CHARACTERS:
         raise InvalidInput(
@@ -157,7 +157,7 @@ def build_chat_request(
     resolve_options(fields, options)
     grammar = tools.grammar()
     if grammar is not None:
-        unused = _formats_without_effect(parameters, policy)
+        unused = _ineffective_formats(parameters, policy)
         fields["grammar"], unenforced = enforceable("tools", grammar, policy, strict=tools.is_strict)
         parameters = replace(parameters, ignored=(*parameters.ignored, *unused, *unenforced))
         parameters.names["grammar"] = "tools"
@@ -184,7 +184,7 @@ def _chat(
     return EngineCall(request, lambda response: formatter.format_complete(response, parameters.headers), format_failure)
 
 
-def _formats_without_effect(parameters: ParsedParameters, policy: Policy) -> list[str]:
+def _ineffective_formats(parameters: ParsedParameters, policy: Policy) -> list[str]:
     """Return the format of the message, if one is requested although a call is required: the call is the whole text.
 
     As in OpenAI's API the format of a message does not apply to calls. Raises InvalidInput for constraints on the whole

@@ -12,7 +12,7 @@ import orjson
 
 from dragoman.core.calls import Answer, Authorize, ModelCall, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.sampling import KINDS, InvalidValueError, ValueKind, check_value, sampling, without_effect
+from dragoman.core.sampling import KINDS, InvalidValueError, ValueKind, check_value, ineffective_fields, sampling
 from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.formats.json_document import parse_json
 from dragoman.formats.json_scan import check_json
@@ -185,7 +185,7 @@ class ParsedParameters:
         """
         parameters = sampling({**defaults, **self.fields}, self.names, policy.max_sequences)
         fields = {name: value for name, value in self.fields.items() if name in self.names}
-        reject_unused([self.names[name] for name in without_effect(parameters, fields)], policy)
+        reject_unused([self.names[name] for name in ineffective_fields(parameters, fields)], policy)
         return parameters
 
 

@@ -31,7 +31,7 @@ _TEXT = frozenset({"model", "prompt", "add_special_tokens", "return_token_strs"}
 _CHAT = frozenset({"model", "add_special_tokens", "return_token_strs", *CONVERSATION})
 
 
-def is_vllms(body: Mapping[str, Any]) -> bool:
+def is_vllm_request(body: Mapping[str, Any]) -> bool:
     """Return whether a body is vLLM's: TGI's has `inputs`."""
     return "inputs" not in body and ("prompt" in body or "messages" in body)
 

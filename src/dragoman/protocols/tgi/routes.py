@@ -42,7 +42,7 @@ from dragoman.protocols.text_common.parameters import (
     ignored_header,
     object_body,
 )
-from dragoman.protocols.text_common.tokenize import is_vllms, parse_tokenize_request
+from dragoman.protocols.text_common.tokenize import is_vllm_request, parse_tokenize_request
 from dragoman.protocols.tgi import messages
 from dragoman.protocols.tgi.request import (
     TgiFormatter,
@@ -156,7 +156,7 @@ class Tgi:
 
     def tokenize(self, http: HttpRequest) -> EndpointResult:
         body = object_body(http.body, self._policy)
-        if is_vllms(body):
+        if is_vllm_request(body):
             return parse_tokenize_request(body, http, self._policy)
 
         def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:

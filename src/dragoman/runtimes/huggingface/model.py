@@ -150,9 +150,7 @@ class HuggingFaceModel(Model):
                 return str(path.resolve())
         if self.spec.parameters.get("allow_download") is True:
             return name
-        raise ModelFailed(
-            f"there is no folder '{name}'; nothing is downloaded unless parameters.allow_download is true"
-        )
+        raise ModelFailed(f"folder '{name}' not found; nothing is downloaded unless parameters.allow_download is true")
 
     def _load(self, source: str, tokenizer_source: str) -> None:
         transformers = self._transformers

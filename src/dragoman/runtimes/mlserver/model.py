@@ -290,9 +290,9 @@ def _class(spec: ModelSpec) -> Any:
     return plugins.resolve(":".join(spec.parameters["model_settings"]["implementation"].rsplit(".", 1)))
 
 
-def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[Any, ModuleType]:
+def _settings(kind: type[Any], model_settings: Mapping[str, Any], source: str) -> tuple[Any, ModuleType]:
     """Return the settings of a model and the module of types for its class: ours, or those of the real package."""
-    resolved = _resolve_uri(given, Path(source).parent)
+    resolved = _resolve_uri(model_settings, Path(source).parent)
     if issubclass(kind, mlserver_model.MLModel):
         return ModelSettings.from_fields(resolved, source), ours
     settings: Any = importlib.import_module("mlserver.settings").ModelSettings(**resolved)
@@ -300,15 +300,15 @@ def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[A
     return settings, importlib.import_module("mlserver.types")
 
 
-def _resolve_uri(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _resolve_uri(model_settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Make a relative `parameters.uri` absolute if its file exists beside the settings: the model opens it as it is."""
-    parameters = dict(given.get("parameters") or {})
+    parameters = dict(model_settings.get("parameters") or {})
     uri = parameters.get("uri")
     if not uri:
         parameters["uri"] = str(folder)
     elif not os.path.exists(uri) and (folder / uri).exists():
         parameters["uri"] = str(folder / uri)
-    return {**given, "parameters": parameters}
+    return {**model_settings, "parameters": parameters}
 
 
 def _overridden(kind: type[Any], method: str) -> bool:

@@ -161,7 +161,7 @@ class OpenVinoTokens:
             tokens = Tensor(np.array([sequence.request.prompt.tokens], np.int64))
             self.sequences[sequence] = self.pipeline.add_request(next(self._numbers), tokens, config)
         except Exception as error:
-            sequence.end(InvalidInput(f"OpenVINO refuses it: {_error_line(error)}"))
+            sequence.end(InvalidInput(f"OpenVINO rejects the request: {_error_line(error)}"))
 
     def _end(self, sequence: "_Sequence") -> None:
         handle = self.sequences.pop(sequence, None)
@@ -244,7 +244,7 @@ class OpenVinoOptions:
     """Parameters of a model on OpenVINO.
 
     max_batch, max_context, dtype, threads, prefill_chunk: as for our own engine.
-    device: OpenVINO's name of it.
+    device: name of an OpenVINO device.
     prefix_cache: 0 disables it.
     cache_memory: GiB for the key-value cache (0: as needed).
     properties: further device properties, by OpenVINO's names.
@@ -274,7 +274,7 @@ class OpenVinoTextModel(TextModel):
     def check(self, folder: Path) -> None:
         if not (folder / _MODEL).is_file():
             raise ModelFailed(
-                f"there is no {_MODEL} in '{folder.name}'; make such a folder of it: pip install "
+                f"'{_MODEL}' not found in '{folder.name}'; convert the model: pip install "
                 "'optimum-intel[openvino]', then optimum-cli export openvino --task text-generation-with-past "
                 f"--model {folder.name} --weight-format fp16 {folder.name}-openvino"
             )

@@ -114,10 +114,10 @@ class InputColumns:
         return tuple(_column_spec(name, sample) for name, sample in self._columns())
 
     def rows(self, tensors: Mapping[str, Tensor]) -> Any:
-        given = {
+        columns = {
             name: strings(tensor, name) if tensor.datatype is BYTES else tensor.data for name, tensor in tensors.items()
         }
-        return self._to_frame(given)
+        return self._to_frame(columns)
 
     def from_content(self, value: Any) -> Any:
         used = [name for name, sample in self._columns() if sample is not None]

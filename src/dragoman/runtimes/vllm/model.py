@@ -232,7 +232,7 @@ class VllmTokens:
         except DragomanError:
             raise
         except VLLMValidationError as error:
-            raise InvalidInput(f"vLLM refuses it: {error}") from error
+            raise InvalidInput(f"vLLM rejects the request: {error}") from error
         except EngineDeadError as error:
             raise WorkerLost(_ENDED) from error
         except Exception as error:

@@ -252,7 +252,7 @@ class NumpyCodec(AdaptedInputCodec):
         if any(text.endswith("\0") for text in texts) or longest * len(texts) > _FIXED_WIDTH_MAX + 4 * sum(
             map(len, texts)
         ):
-            return object_array(texts, tensor.shape)  # an array of a fixed width could not hold them, or be huge
+            return object_array(texts, tensor.shape)  # a fixed-width array would lose trailing NULs, or be huge
         return np.array(texts, dtype=np.str_).reshape(tensor.shape)
 
 
