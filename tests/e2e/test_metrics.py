@@ -179,6 +179,8 @@ def test_batches_restarts_and_process_are_counted(tmp_path: Path) -> None:
     assert reasons["idle_worker"] >= 1
     assert len(lines) == batches + 1  # and that of the call that ends the worker
     assert any("reason=idle_worker calls=" in line and "request_ids=" in line for line in lines)
+    ids = [re.findall(r"request_ids?=(\S+)", line) for line in lines]
+    assert all(of_batch == of_line for of_batch, of_line in ids)  # not the id of the request that ended before
     assert found[f"nv_inference_count{model},version="] == 9
     assert found[f"nv_inference_exec_count{model},version="] == batches
     assert found[f"nv_inference_request_success{model},version="] == 9

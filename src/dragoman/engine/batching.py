@@ -287,6 +287,8 @@ class Batcher:
                 waited_s = [now_s - member.arrived_s for member in members]
                 times = [member.times for member in members]
                 contexts = [member.context for member in members]
+                if log.isEnabledFor(logging.DEBUG):
+                    set_context(contexts)  # the log line is about these calls, not about the one that has just ended
                 self._count(waited_s, sum(member.rows for member in members), times, now_s, contexts)
                 batch = _Batch(members, now_s)
                 task = asyncio.get_running_loop().create_task(self._run(batch))

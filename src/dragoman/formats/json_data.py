@@ -26,7 +26,7 @@ _OPENING_BLOCK = 1 << 12  # performance only: bytes of brackets matched at a tim
 _MAX_DEPTH = 33
 # Bytes of JSON: longer arrays of strings, and longer nested lists with errors, are only parsed in chunks.
 _VERY_LONG = 1 << 16  # performance only
-_FEW = 64  # performance only: numbers that are serialized faster than checked for NaN and infinities
+_FEW = 64  # performance only: for fewer numbers serializing is faster than a check for NaN and infinities
 _OPEN, _CLOSE = b"[]"
 _MAX_NULLABLE = 1 << 12
 _TEXT = msgspec.json.Decoder(str)

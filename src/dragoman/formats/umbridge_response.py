@@ -19,7 +19,7 @@ from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import parse_vector, parse_vectors
 
 _FLOAT64 = np.dtype(np.float64)
-_FEW = 512  # performance only: numbers that are serialized faster than checked for NaN and infinities
+_FEW = 512  # performance only: for fewer numbers serializing is faster than a check for NaN and infinities
 
 # --- parsing (clients) --------------------------------------------------------------------------------------
 
