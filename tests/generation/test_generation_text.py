@@ -94,6 +94,15 @@ def test_chunks_contain_no_partial_characters() -> None:
         assert [chunk for chunk in output if chunk] == ["🙂", "é"]
 
 
+def test_copies_continue_a_character() -> None:
+    for make, _, size in DETOKENIZERS:
+        first, *rest = [byte + (1 if size > 256 else 0) for byte in "é".encode() * 2]
+        writer = make([])
+        writer.add(first)
+        twin = writer.copy()
+        assert ["".join(map(each.add, rest)) for each in (writer, twin)] == ["éé"] * 2
+
+
 def test_leading_spaces_of_words_are_kept() -> None:
     tokenizer = metaspace()
     writer = WindowDetokenizer(tokenizer.decode, [258])

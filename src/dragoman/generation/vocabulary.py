@@ -61,7 +61,6 @@ class BytesDetokenizer:
         return text
 
     def rest(self) -> str:
-        self._is_between = True
         return self._decoder.decode(b"", True)
 
     def copy(self) -> "BytesDetokenizer":
