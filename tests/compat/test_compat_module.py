@@ -348,6 +348,27 @@ def test_fields_are_excluded_as_in_pydantic() -> None:
     assert "parameters" not in given.model_dump_json(exclude={"inputs": {"__all__": {"parameters"}}})
 
 
+def test_fields_are_included_as_in_pydantic() -> None:
+    tensors = [codecs.StringCodec.encode_input(name, ["a", "b"]) for name in ("x", "y")]
+    given = types.InferenceRequest(id="1", inputs=tensors)
+    assert given.model_dump(include={"id"}) == {"id": "1"}
+    assert given.dict(include={"inputs": {"__all__": {"name"}}}) == {"inputs": [{"name": "x"}, {"name": "y"}]}
+    assert given.dict(include={"inputs": {1: {"name", "data"}}}, exclude={"inputs": {1: {"data"}}}) == {
+        "inputs": [{"name": "y"}]
+    }
+    assert given.model_dump_json(include={"id": True}) == '{"id":"1"}'
+
+
+@pytest.mark.parametrize("content_type", ["np", "str"])
+def test_a_decoded_request_has_decoded_inputs(content_type: str) -> None:
+    tensor = types.RequestInput(name="x", shape=[2], datatype="BYTES", data=["a", "b"])
+    request = types.InferenceRequest(inputs=[tensor], parameters=types.Parameters(content_type=content_type))
+    mine = model()
+    whole = mine.decode_request(request)
+    assert mine.decode(tensor) is whole
+    assert list(whole) == ["a", "b"]
+
+
 CLIENT = """
 import sys
 import numpy as np

@@ -10,6 +10,7 @@ from dragoman.compat.mlserver.codecs.utils import (
     decode_request_input,
     encode_inference_response,
     encode_response_output,
+    get_decoded,
     has_decoded,
 )
 from dragoman.compat.mlserver.settings import ModelSettings
@@ -87,9 +88,9 @@ class MLModel:
 
     def decode(self, request_input: RequestInput, default_codec: InputCodecLike | None = None) -> Any:
         """Decode an input by the request, the metadata or the default codec; else return its elements."""
-        value = decode_request_input(request_input, {m.name: m for m in self.inputs})
+        decode_request_input(request_input, {m.name: m for m in self.inputs})
         if has_decoded(request_input):
-            return value
+            return get_decoded(request_input)
         return request_input.data if default_codec is None else default_codec.decode_input(request_input)
 
     def decode_request(self, inference_request: InferenceRequest, default_codec: RequestCodecLike | None = None) -> Any:

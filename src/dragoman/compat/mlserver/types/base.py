@@ -4,6 +4,7 @@ import copy
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -63,23 +64,30 @@ class BaseModel:
 
     # --- conversion ------------------------------------------------------------------------------------------
 
-    def model_dump(self, *, exclude: Any = None, exclude_none: bool = True, **_: Any) -> _Dict:
-        """Return a dict of plain values without the fields in `exclude`, which may nest as in pydantic.
+    def model_dump(self, *, include: Any = None, exclude: Any = None, exclude_none: bool = True, **_: Any) -> _Dict:
+        """Return a dict of plain values: the fields in `include` but not in `exclude`, which may nest as in pydantic.
 
         None is left out by default, because strict servers reject it.
         """
+        wanted = _Selection(include, exclude)
         own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
         fields = {name: own[name] for name in (*self._fields(), *self.model_extra)}
         return {
-            k: _to_plain(v, exclude_none, _below(exclude, k))
+            k: _to_plain(v, exclude_none, wanted.below(k))
             for k, v in fields.items()
-            if (v is not None or not exclude_none) and not _is_excluded(exclude, k)
+            if (v is not None or not exclude_none) and wanted.has(k)
         }
 
     def model_dump_json(
-        self, *, exclude: Any = None, exclude_none: bool = True, indent: int | None = None, **_: Any
+        self,
+        *,
+        include: Any = None,
+        exclude: Any = None,
+        exclude_none: bool = True,
+        indent: int | None = None,
+        **_: Any,
     ) -> str:
-        fields = self.model_dump(exclude=exclude, exclude_none=exclude_none)
+        fields = self.model_dump(include=include, exclude=exclude, exclude_none=exclude_none)
         return json.dumps(fields, indent=indent, separators=None if indent else (",", ":"), ensure_ascii=False)
 
     def dict(self, **options: Any) -> _Dict:
@@ -153,27 +161,39 @@ def plain_text(value: Any) -> Any:
         return value
 
 
-def _below(exclude: Any, key: Any) -> Any:
-    """Return what is excluded from the value of a field or of an element of a list; None for nothing."""
-    return exclude.get(key, exclude.get("__all__")) if isinstance(exclude, Mapping) else None
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """The fields or elements to dump, as pydantic names them: a set of keys, or a dict that selects below a key."""
+
+    include: Any = None
+    exclude: Any = None
+
+    def has(self, key: Any) -> bool:
+        is_included = self.include is None or key in self.include or "__all__" in self.include
+        if isinstance(self.exclude, Mapping):
+            return is_included and _value_below(self.exclude, key) not in (True, ...)
+        return is_included and key not in (self.exclude or ())
+
+    def below(self, key: Any) -> "_Selection":
+        """Return what is selected of the value of a key."""
+        include = _value_below(self.include, key)
+        return _Selection(None if include in (True, ...) else include, _value_below(self.exclude, key))
 
 
-def _is_excluded(exclude: Any, key: Any) -> bool:
-    if isinstance(exclude, Mapping):
-        return _below(exclude, key) in (True, ...)
-    return key in (exclude or ())
+def _value_below(keys: Any, key: Any) -> Any:
+    return keys.get(key, keys.get("__all__")) if isinstance(keys, Mapping) else None
 
 
-def _to_plain(value: Any, exclude_none: bool, exclude: Any = None) -> Any:
+def _to_plain(value: Any, exclude_none: bool, wanted: _Selection) -> Any:
     match value:
         case BaseModel():
-            return value.model_dump(exclude=exclude, exclude_none=exclude_none)
+            return value.model_dump(include=wanted.include, exclude=wanted.exclude, exclude_none=exclude_none)
         case Enum():
             return value.value
         case list() | tuple():
-            kept = ((i, each) for i, each in enumerate(value) if not _is_excluded(exclude, i))
-            return [_to_plain(each, exclude_none, _below(exclude, i)) for i, each in kept]
+            kept = ((i, each) for i, each in enumerate(value) if wanted.has(i))
+            return [_to_plain(each, exclude_none, wanted.below(i)) for i, each in kept]
         case dict():
-            kept = ((k, v) for k, v in value.items() if not _is_excluded(exclude, k))
-            return {k: _to_plain(v, exclude_none, _below(exclude, k)) for k, v in kept}
+            kept = ((k, v) for k, v in value.items() if wanted.has(k))
+            return {k: _to_plain(v, exclude_none, wanted.below(k)) for k, v in kept}
     return value.plain() if hasattr(value, "plain") else plain_text(value)
