@@ -69,6 +69,21 @@ def test_variables_and_pickles_are_reported(
     assert "start with --allow-pickle" in text
 
 
+DERIVED = "from mlserver_sklearn import SKLearnModel\n\nclass Mine(SKLearnModel):\n    pass\n"
+
+
+def test_a_missing_model_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = f"no model file in '{tmp_path}': expected 'model.joblib', 'model.pickle', 'model.pkl', or the path of"
+    folder = folder_of(tmp_path, {}, {"name": "m", "implementation": "mlserver_sklearn.SKLearnModel"})
+    assert main(["doctor", "--dry-run", folder]) == 1
+    assert f"model 'm': {expected} the file as 'uri'" in capsys.readouterr().out
+    folder = folder_of(tmp_path, {}, {"name": "m", "parameters": {"uri": "."}}, DERIVED)
+    assert main(["doctor", folder]) == 1
+    text = capsys.readouterr().out
+    assert expected in text
+    assert "not installed" not in text
+
+
 def test_a_dry_run_runs_no_code_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--dry-run", folder_of(tmp_path, {}, {}, f"{MODEL}\nraise SystemExit('run')\n")]) == 0
     assert main(["doctor", "--dry-run", folder_of(tmp_path, {}, {}, "no python (\n")]) == 1

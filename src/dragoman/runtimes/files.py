@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
+from dragoman.compat.files import RUNTIME_PACKAGES
 from dragoman.core.errors import ModelFailed
 from dragoman.core.options import suggestion
 from dragoman.core.runtime import Runtime
@@ -18,7 +19,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.system.threads import TRANSFORMERS_LOADS
 
 # Packages whose modules the package `compat` has.
-_REPLACED = ("mlserver", "kserve", "kserve_storage")
+_REPLACED = ("mlserver", *RUNTIME_PACKAGES, "kserve", "kserve_storage")
 
 
 @contextmanager

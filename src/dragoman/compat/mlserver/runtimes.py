@@ -37,6 +37,16 @@ PREDICT_PROBA = "predict_proba"
 PREDICT_FN = "predict_fn"
 
 
+def check_is_file(path: str, filenames: Sequence[str]) -> None:
+    """Raise ModelFailed if the path of a model is a folder, which then has none of the well-known files."""
+    if os.path.isdir(path):
+        expected = ", ".join(f"'{name}'" for name in filenames)
+        raise ModelFailed(
+            f"no model file in '{path}': expected {expected}, or the path of the file as 'uri' among the 'parameters' "
+            "in model-settings.json"
+        )
+
+
 class _LibraryModel(MLModel):
     """A model whose outputs are methods of an object of a library.
 
@@ -51,7 +61,9 @@ class _LibraryModel(MLModel):
     _model: Any = None
 
     async def load(self) -> bool:
-        self._model = self._read(await get_model_uri(self._settings, self.filenames))
+        path = await get_model_uri(self._settings, self.filenames)
+        check_is_file(path, self.filenames)
+        self._model = self._read(path)
         return True
 
     def _read(self, path: str) -> Any:

@@ -19,7 +19,14 @@ def check(spec: ModelSpec) -> None:
     if library is None:
         check_source(spec)
     else:
+        if filenames := getattr(_runtime_class(spec), "filenames", ()):
+            runtimes.check_is_file(spec.uri, filenames)
         preflight_check(replace(spec, runtime=str(library)))
+
+
+def _runtime_class(spec: ModelSpec) -> type[Any]:
+    found: type[Any] = getattr(runtimes, spec.parameters["model_settings"]["implementation"].rpartition(".")[2])
+    return found
 
 
 def library_class(spec: ModelSpec) -> type[Any]:
@@ -34,8 +41,7 @@ def library_class(spec: ModelSpec) -> type[Any]:
     runtime = plugins.runtime(library)
     for package in runtime.packages:
         runtime.require(package)
-    runtime_class: type[Any] = getattr(runtimes, spec.parameters["model_settings"]["implementation"].rpartition(".")[2])
-    return runtime_class
+    return _runtime_class(spec)
 
 
 def library_settings(spec: ModelSpec) -> dict[str, Any]:
