@@ -90,8 +90,9 @@ class KernelConfig:
 
     @property
     def tile_rows(self) -> int:
-        """Maximum number of rows of a tile."""
-        return 5 if self.bits == 4 and not self.avx512 else 6
+        """Maximum number of rows of a tile: as many as fit into registers beside those that decode weights."""
+        needs_more = (self.bits == 8 and self.pair > 1) or (self.bits == 4 and not self.avx512)
+        return 5 if needs_more else 6
 
     def tile_vectors(self, rows: int) -> int:
         """Return the vectors of 16 columns that a tile computes at once: 4, 2 or 1.
