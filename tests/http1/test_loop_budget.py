@@ -288,3 +288,17 @@ async def test_a_server_may_stop_before_a_connection_is_made(protocol: Any) -> N
     await listener.stop(0.0)
     connection.connection_made(transport)
     assert transport.is_closed
+
+
+async def test_time_for_large_messages_counts_for_the_loop_delay() -> None:
+    """With `max_loop_delay_s` they have a sixth of it, and requests behind them in an iteration are rejected sooner."""
+    executor = MessageExecutor(BodyMemory(0), max_loop_delay_s=0.03)
+    assert executor.budget.run(partial(time.sleep, 0.006))
+    rejected: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def work() -> None:
+        time.sleep(0.012)
+        rejected.set_result(executor.loop_delay.rejects())
+
+    assert not executor.budget.run(work)
+    assert await rejected

@@ -15,17 +15,17 @@ from dragoman.formats import oip_messages as m
 from rest.rest_server import RestServer, inputs, read_response, request, serving, tensor
 
 pytestmark = [pytest.mark.asyncio(loop_scope="function"), pytest.mark.usefixtures("both_loops")]
-LIMIT_S = 0.04
+LIMIT_S = 0.06
 
 
 class Busy(dragoman.Model):
-    """Return the input; keep the event loop busy before: for longer than the limit if it is 2, or half of it if it is
-    3."""
+    """Return the input; keep the event loop busy before: for longer than the limit if it is 2, or a third of it
+    if it is 3."""
 
     placement = "inline"
 
     def infer(self, call: Infer) -> dict[str, Tensor]:
-        time.sleep({2: 3 * LIMIT_S, 3: 0.6 * LIMIT_S}.get(int(call.inputs["x"].data[0]), 0))
+        time.sleep({2: 3 * LIMIT_S, 3: 0.4 * LIMIT_S}.get(int(call.inputs["x"].data[0]), 0))
         return dict(call.inputs)
 
 
@@ -57,8 +57,8 @@ async def test_a_burst_of_short_requests_is_served(limited: RestServer) -> None:
     assert {response.status for response in responses} == {200}
 
 
-async def test_requests_wait_for_half_of_the_limit_in_one_iteration(limited: RestServer) -> None:
-    """They may have waited for the other half in the iteration in which they arrived."""
+async def test_requests_wait_for_a_third_of_the_limit_in_one_iteration(limited: RestServer) -> None:
+    """They may have waited as long in the iteration in which they arrived, and rejecting takes time."""
     responses = await limited.send(infer(3) + SHORT, responses=2)
     assert [response.status for response in responses] == [200, 503]
 

@@ -42,8 +42,8 @@ class MessageExecutor:
         self.bodies = bodies
         self.counters = TransportCounters()
         self.observation: Any = None  # of requests
-        self.budget = LoopBudget()
         self.loop_delay = LoopDelay(max_loop_delay_s, self.counters.rejected)
+        self.budget = LoopBudget(loop_delay=self.loop_delay)
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-messages")
 
     def metrics(self) -> Iterable[Family]:
@@ -113,11 +113,20 @@ _READ_S_PER_BYTE = 2e-9
 
 
 class LoopBudget:
-    """Runs functions on the event loop in order: at once while this iteration has time left, else in a later one."""
+    """Runs functions on the event loop in order: at once while this iteration has time left, else in a later one.
 
-    def __init__(self, budget_s: float = _BUDGET_S, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._budget_s = budget_s
+    The time counts for `loop_delay`, which may allow less than `budget_s`.
+    """
+
+    def __init__(
+        self,
+        budget_s: float = _BUDGET_S,
+        clock: Callable[[], float] = time.perf_counter,
+        loop_delay: LoopDelay | None = None,
+    ) -> None:
+        self._budget_s = budget_s if loop_delay is None else min(budget_s, loop_delay.large_messages_s)
         self._clock = clock
+        self._loop_delay = loop_delay
         self._spent_s = 0.0
         self._queue: deque[Callable[[], object]] = deque()
         self._is_scheduled = False
@@ -206,6 +215,8 @@ class LoopBudget:
             asyncio.get_running_loop().call_soon(self._next_iteration)
             return
         self._is_scheduled = False
+        if self._queue and self._loop_delay is not None:
+            self._loop_delay.begin_iteration(time.monotonic())
         while self._queue and self._spent_s < self._budget_s:
             self._run(self._queue.popleft())
 
