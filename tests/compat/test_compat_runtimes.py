@@ -14,7 +14,12 @@ from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.model_files import model_settings
-from dragoman.formats.oip_messages import ModelMetadataRequest, ModelMetadataResponse
+from dragoman.formats.oip_messages import (
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelMetadataRequest,
+    ModelMetadataResponse,
+)
 from e2e.server_process import ServerProcess, running_server
 
 DERIVED = """
@@ -227,6 +232,26 @@ def test_a_shape_that_is_the_length_of_a_text(server: ServerProcess) -> None:
     assert infer(server, "native", tensor("x", "BYTES", [1], whole)).status_code == 400
     (output,) = infer(server, "counted", ROW).json()["outputs"]
     assert (output["shape"], output["data"]) == ([1], ["four"])
+
+
+def test_a_shape_that_is_the_length_of_a_text_over_grpc(server: ServerProcess) -> None:
+    def ask(size: int) -> Any:
+        request = ModelInferRequest(model_name="seen")
+        given = request.inputs.add(name="x", datatype="BYTES", shape=[size])
+        given.contents.bytes_contents.append("fünf!".encode())
+        given.parameters["content_type"].string_param = "str"
+        with grpc.insecure_channel(server.grpc_url) as channel:
+            method = channel.unary_unary(
+                "/inference.GRPCInferenceService/ModelInfer",
+                request_serializer=ModelInferRequest.SerializeToString,
+                response_deserializer=ModelInferResponse.FromString,
+            )
+            return method(request)
+
+    for size in 1, 6:
+        assert list(ask(size).outputs[0].contents.bytes_contents) == [b"['f\xc3\xbcnf!']"]
+    with pytest.raises(grpc.RpcError, match=r"shape \[4\] needs 4 elements, got 1"):
+        ask(4)
 
 
 def test_a_pickle_is_loaded_only_if_it_is_allowed(tmp_path: Path) -> None:

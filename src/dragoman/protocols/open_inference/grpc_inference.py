@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.calls import Infer, Inference, Request, Response
-from dragoman.core.datatypes import DATATYPES, Datatype, datatype
+from dragoman.core.datatypes import BYTES, DATATYPES, Datatype, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.oip_messages import (
@@ -239,8 +239,15 @@ def _parse_inputs(
         elif raw:
             tensors[name] = tensor_from_raw(where, kind, shape, raw[index - in_regions], policy, parameters)
         else:
+            if kind is BYTES and policy.responses_as == "mlserver":
+                shape = _text_shape(shape, tensor.contents.bytes_contents)
             tensors[name] = tensor_from_contents(where, kind, shape, tensor.contents, policy, parameters)
     return tensors
+
+
+def _text_shape(shape: list[int], texts: Sequence[bytes]) -> list[int]:
+    """Return [1] for one text that has its length as its shape, as in MLServer's example custom-json; else shape."""
+    return [1] if len(texts) == 1 and shape == [len(texts[0])] else shape
 
 
 def _check_raw_count(message: Any, count: int) -> None:
