@@ -170,6 +170,38 @@ async def test_a_region_stays_while_requests_use_it(server: RestServer, memory: 
     assert (await server.request("GET", "/v2/systemsharedmemory/status")).json == []
 
 
+@pytest.mark.parametrize("module", [triton_http, triton_grpc])
+async def test_outputs_are_written_to_the_region_that_was_registered_at_their_request(
+    server: RestServer, memory: Path, module: Any
+) -> None:
+    other = memory.with_name(f"{memory.name}-other")
+    other.write_bytes(bytes(64))
+    await register(server, memory)
+    Waiting.started.clear()
+    Waiting.proceed.clear()
+    port = server.port if module is triton_http else server.dragoman.grpc_port
+
+    def run() -> None:
+        with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            tensors = [module.InferInput(name, [4], "INT32") for name in ("x", "y")]
+            for tensor, value in zip(tensors, (X, Y), strict=True):
+                tensor.set_data_from_numpy(value)
+            total = module.InferRequestedOutput("sum")
+            total.set_shared_memory("r", 16, 32)
+            client.infer("Waiting", tensors, outputs=[total])
+
+    try:
+        request = asyncio.create_task(asyncio.to_thread(run))
+        await Waiting.started.wait()
+        assert (await register(server, other)).status == 200
+        Waiting.proceed.set()
+        await request
+        assert np.frombuffer(memory.read_bytes()[32:48], np.int32).tolist() == [10, 11, 12, 13]
+        assert not any(other.read_bytes())
+    finally:
+        other.unlink()
+
+
 async def test_texts_in_a_region(server: RestServer, memory: Path) -> None:
     raw = bytes(serialize_byte_tensor(np.array([b"ab", b"\xff"], object)).item())
     memory.write_bytes(raw.ljust(64, b"\0"))

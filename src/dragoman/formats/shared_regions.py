@@ -145,9 +145,12 @@ class SharedRegions:
             done += count
         return data
 
-    def write(self, region_slice: RegionSlice, name: str, data: Buffer) -> None:
-        """Write the bytes of an output. Raises InvalidInput or ModelNotFound."""
-        region = self._find(region_slice, f"output '{name}'")
+    def write(self, region_slice: RegionSlice, name: str, data: Buffer, held: Sequence[Region]) -> None:
+        """Write the bytes of an output. Raises InvalidInput or ModelNotFound.
+
+        held: the regions that the request holds. Another one may have been registered with the same name since.
+        """
+        region = self._find(region_slice, f"output '{name}'", held)
         if len(data) > region_slice.byte_size:
             raise InvalidInput(
                 f"shared memory size specified with the request for output '{name}' ({region_slice.byte_size} bytes) "
@@ -164,8 +167,9 @@ class SharedRegions:
     def _get(self, name: str) -> Region | None:
         return self._regions.get(name) or self._unregistered.get(name)
 
-    def _find(self, region_slice: RegionSlice, where: str) -> Region:
-        region = self._get(region_slice.region)
+    def _find(self, region_slice: RegionSlice, where: str, held: Sequence[Region] = ()) -> Region:
+        own = (each for each in held if each.name == region_slice.region)
+        region = next(own, None) or self._get(region_slice.region)
         if region is None:
             raise ModelNotFound(f"{where}: Unable to find shared memory region: '{region_slice.region}'")
         if region_slice.offset >= region.byte_size:

@@ -147,7 +147,7 @@ def _format_shared(message: Any, outputs: Mapping[str, Tensor], options: GrpcOut
     for name, tensor in outputs.items():
         raw = raw_from_tensor(tensor)
         if name in options.region_slices:
-            regions.write(options.region_slices[name], name, raw)
+            regions.write(options.region_slices[name], name, raw, options.held)
             raw = b""
         message.raw_output_contents.append(bytes(raw))
     return bytes(message.SerializeToString())

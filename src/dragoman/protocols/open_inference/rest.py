@@ -197,7 +197,7 @@ class OpenInferenceRest:
         inference, regions = response.answer, require_regions(self._policy.regions)
         written = {name for name in inference.outputs if name in options.regions}
         for name in written:
-            regions.write(options.regions[name], name, raw_from_tensor(inference.outputs[name]))
+            regions.write(options.regions[name], name, raw_from_tensor(inference.outputs[name]), options.held)
         rest = {name: tensor for name, tensor in inference.outputs.items() if name not in written}
         rows, blobs = serialize_tensors(rest, options.is_binary, self._policy)
         others = iter(rows)
