@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.calls import Generate
+from dragoman.core.errors import WorkerLost
 from dragoman.core.text import Grammar, Prompt, Sampling, Text, merge_chunks
 from dragoman.core.text_engine_calls import UnloadAdapter
 from dragoman.runtimes.llm.model import LanguageModel
@@ -113,3 +115,22 @@ async def _check_memory_is_free(model: LanguageModel) -> None:
         await model.unload_adapter(UnloadAdapter(name))
     await asyncio.wrap_future(local.service.execute(lambda _: None))
     assert not engine._runner.adapters._layers
+
+
+async def test_commands_of_a_closed_engine_fail(llama_folder: Path) -> None:
+    model = load_model(llama_folder)
+    service = text_engine(model).service
+    await model.close()
+    with pytest.raises(WorkerLost):
+        await asyncio.wait_for(asyncio.wrap_future(service.execute(lambda _: None)), 10)
+
+
+async def test_cancelled_commands_are_not_executed(llama: LanguageModel) -> None:
+    service, is_busy, executed = text_engine(llama).service, threading.Event(), list[int]()
+    first = service.execute(lambda _: is_busy.wait(10))  # until then, the next command is queued
+    second = service.execute(lambda _: executed.append(1))
+    assert second.cancel()
+    is_busy.set()
+    await asyncio.wrap_future(first)
+    await asyncio.wrap_future(service.execute(lambda _: None))
+    assert not executed

@@ -67,10 +67,13 @@ class AsyncEngine:
             self.commands.put(lambda engine: self._end(engine, jobs))
 
     def execute(self, function: Callable[[GenerationEngine], None]) -> "Future[None]":
-        """Execute a function between two steps, in the engine's thread."""
+        """Execute a function between two steps, in the engine's thread. If the engine is closed, the future fails with
+        WorkerLost."""
         future: Future[None] = Future()
 
         def command(engine: GenerationEngine) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 function(engine)
             except Exception as error:
@@ -79,6 +82,9 @@ class AsyncEngine:
                 future.set_result(None)
 
         self.commands.put(command)
+        if self._closed and future.cancel():  # it may never be executed
+            future = Future()
+            future.set_exception(WorkerLost("the text engine is stopped"))
         return future
 
     def close(self) -> None:
