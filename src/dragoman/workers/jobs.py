@@ -121,6 +121,8 @@ class JobRunner:
         except asyncio.CancelledError:
             self.cancel(job)
             raise
+        finally:
+            del job, future  # an error refers to this frame: a cycle would keep the request until a full collection
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
         """Yield the chunks. Closing the generator cancels the job."""
