@@ -158,6 +158,22 @@ async def test_failed_calls_release_their_tensors_without_the_garbage_collector(
             gc.enable()
 
 
+async def test_failed_calls_of_a_thread_release_their_tensors_without_a_full_collection() -> None:
+    """What existed during the call is old when it fails: a cycle with it would stay until a full collection."""
+    async with pool_of("thread", "Actions") as pool:
+        request: Any = make_request(do="own", collect=True)
+        reference = weakref.ref(request.call.inputs["n"].data)
+        gc.disable()
+        try:
+            with suppress(DragomanError):
+                await complete(pool.call(request))
+            del request
+            gc.collect(1)
+            await wait_until(lambda: reference() is None, 2)
+        finally:
+            gc.enable()
+
+
 @every_placement
 async def test_capacity_of_an_async_model(placement: str) -> None:
     async with pool_of(placement, "AsyncEcho", replicas=2) as pool:

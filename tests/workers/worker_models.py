@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import math
 import os
 import signal
@@ -115,6 +116,12 @@ class AsyncCount(Model):
                 Path(f"{trace}.closed").write_text(str(count))
 
 
+def _own_error(call: Infer) -> OwnError:
+    if "collect" in call.parameters:
+        gc.collect()
+    return OwnError("mine")
+
+
 def perform(action: str, call: Infer) -> Any:
     match action:
         case "value":
@@ -122,7 +129,7 @@ def perform(action: str, call: Infer) -> Any:
         case "input":
             raise InvalidInput("input 'x' is bad")
         case "own":
-            raise OwnError("mine")
+            raise _own_error(call)
         case "cancelled":
             raise asyncio.CancelledError
         case "none":

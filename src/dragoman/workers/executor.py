@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import aclosing, closing
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from msgspec import structs
 
@@ -186,7 +186,7 @@ class Executor:
             try:
                 return convert(method(request if takes_request else call), call, signature)
             except _MODEL_ERRORS as error:
-                raise self._public_error(error, request) from error
+                raise self._public_error(error, request) from _cause(error)
         with closing(self.stream(request)) as chunks:
             return self._single(list(islice(chunks, 2)))
 
@@ -200,7 +200,7 @@ class Executor:
                 for result in results:
                     yield self._response(result, request)
         except _MODEL_ERRORS as error:
-            raise self._public_error(error, request) from error
+            raise self._public_error(error, request) from _cause(error)
 
     # --- for every kind of method, on the event loop -----------------------------------------------------
 
@@ -214,7 +214,7 @@ class Executor:
                 return self._response(await self._method(request)(self._argument(request)), request)
             except _MODEL_ERRORS as error:
                 _reraise_cancellation(error)
-                raise self._public_error(error, request) from error
+                raise self._public_error(error, request) from _cause(error)
         first_two = []
         async with aclosing(self.stream_async(request)) as chunks:
             async for chunk in chunks:
@@ -236,7 +236,7 @@ class Executor:
                         yield self._response(result, request)
             except _MODEL_ERRORS as error:
                 _reraise_cancellation(error)
-                raise self._public_error(error, request) from error
+                raise self._public_error(error, request) from _cause(error)
         else:
             with closing(self.stream(request)) as chunks:
                 for chunk in chunks:
@@ -286,7 +286,7 @@ class Executor:
         if isinstance(error, InvalidOutput):
             log.error("model '%s' failed on request %r: %s", self.name, request.id or request_id(), error.message)
             return InvalidOutput(f"model '{self.name}' failed: {public_message(error.message)}")
-        if isinstance(error, DragomanError):
+        if _is_for_clients(error):
             message = public_message(error.message)
             if message != error.message:
                 log.warning("model '%s': error message was shortened for the client: %s", self.name, error.message)
@@ -294,6 +294,15 @@ class Executor:
             return error
         log.error("model '%s' failed on request %r", self.name, request.id or request_id(), exc_info=error)
         return ModelFailed(f"model '{self.name}' failed: {public_text(error)}")
+
+
+def _is_for_clients(error: BaseException) -> TypeGuard[DragomanError]:
+    return isinstance(error, DragomanError) and not isinstance(error, InvalidOutput)
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """Return the cause of the public error: an error that is its own cause would keep the request, as a cycle."""
+    return None if _is_for_clients(error) else error
 
 
 def _check_deadline(request: Request[Any]) -> None:

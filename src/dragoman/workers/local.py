@@ -332,6 +332,8 @@ class ThreadPool(JobRunner):
             self._post(job, None, error, True)
         except BaseException as error:
             self._post(job, None, ModelFailed(public_text(error)), True)
+        finally:
+            del job  # as in `JobRunner.call`
 
     def _compute_stream(self, executor: Executor, job: Job, request: Request[Any], credit: threading.Semaphore) -> None:
         with closing(executor.stream(request)) as chunks:

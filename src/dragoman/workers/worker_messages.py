@@ -24,6 +24,7 @@ from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Tensor, object_array, with_own_dtype
 from dragoman.core.text import Generation, Tokenized
+from dragoman.core.text_engine_calls import ResetPrefixCache
 from dragoman.system.load_steps import LoadStep
 from dragoman.workers.pool import Loaded
 
@@ -58,7 +59,7 @@ _FamilyRow = tuple[_MetricName, Kind, str, list[tuple[_MetricName, dict[_LabelNa
 _DTYPES: Mapping[tuple[str, str], tuple[Datatype, np.dtype[Any]]] = {
     (each.name, dtype.str): (each, dtype) for each in NUMERIC for dtype in (each.dtype, each.dtype.newbyteorder())
 } | {("BF16", ""): (BF16, BF16.dtype)}
-_MODULES = (ModelCall.__module__, Score.__module__)
+_MODULES = {each.__module__ for each in (ModelCall, Score, ResetPrefixCache)}
 _CALLS = {call.__name__: call for call in ModelCall.__subclasses__() if call.__module__ in _MODULES}
 _CALLS |= {call.__name__: call for base in _CALLS.values() for call in base.__subclasses__()}
 _ERRORS: Mapping[str, type[DragomanError]] = {
