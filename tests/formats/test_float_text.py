@@ -252,6 +252,24 @@ def test_a_serving_process_loads_kernels_from_the_cache_and_does_not_compile() -
         assert not kernel.stats.cache_misses
 
 
+def test_only_one_of_several_processes_compiles(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from dragoman.native import float_text\n"
+        "folder, own, other = Path(sys.argv[1]), *sys.argv[2:]\n"
+        "float_text.cache_marker = lambda: folder / 'cache' / 'kernels.ready'\n"
+        "def compile_kernels():\n"
+        "    with open(folder / 'log', 'a') as log: log.write('compiled ')\n"
+        "    time.sleep(0.2)\n"
+        "(folder / own).touch()\n"
+        "while not (folder / other).exists(): time.sleep(0.01)\n"
+        "float_text.fill_cache(compile_kernels)\n"
+        "assert float_text.cache_marker().exists()\n"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *names]) for names in (("a", "b"), ("b", "a"))]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert (tmp_path / "log").read_text() == "compiled "
+
+
 def test_an_interpreter_may_end_while_kernels_are_compiled_or_loaded() -> None:
     for wait_s in (0, 1):
         code = (

@@ -25,9 +25,7 @@ log = logging.getLogger("dragoman.native")
 
 Array = NDArray[Any]
 
-COMPILE_CODE = (
-    "from dragoman.native import float_kernels, float_text; float_kernels.fill_cache(); float_text.mark_cache()"
-)
+COMPILE_CODE = "from dragoman.native import float_text; float_text.fill_cache()"
 _COMPILE_TIMEOUT_S = 300
 CHUNK_NUMBERS = 1 << 13  # numbers whose text fits into a core's cache
 _CHECKED = b"[0.0,-0.0,1.0,-2.5,0.1,1234567.0,1e-7,0.000030517578,1e+20,-6.125e-9,8388608.5,0.3,77.0,16777216.0,null]"
@@ -165,9 +163,25 @@ def cache_marker() -> Path:
     return Path(float_kernels.parse_floats.stats.cache_path) / f"float_kernels-{digest}.ready"
 
 
-def mark_cache() -> None:
-    """Record that Numba's cache is filled."""
-    cache_marker().touch()
+def fill_cache(compile_kernels: Callable[[], None] | None = None) -> None:
+    """Compile the kernels into Numba's cache and record it, unless another process has done so, or does at the moment.
+
+    Processes that write the index of the cache at the same time lose entries. A server would then compile these kernels
+    itself, and answer nothing for seconds.
+    """
+    import fcntl
+
+    if compile_kernels is None:
+        from dragoman.native import float_kernels
+
+        compile_kernels = float_kernels.fill_cache
+    marker = cache_marker()
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    with marker.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not marker.exists():
+            compile_kernels()
+            marker.touch()
 
 
 def load_kernels(future: "Future[FloatText | None]", make: Callable[[], FloatText] = FloatText) -> None:
