@@ -27,7 +27,9 @@ _GC_INTERVAL_S = 0.5
 # Python 3.11: 700, 10, 10. The last one is in intervals: a full collection stops the event loop for 6 us per idle
 # connection, so there is at most one in a minute.
 _GC_THRESHOLDS = (20_000, 20, 120)
-# The share of the time that full collections after models were unloaded may take.
+# A full collection also comes if nothing else causes one: the garbage of failed calls may hold their tensors.
+_GC_FULL_INTERVAL_S = 60.0
+# The share of the time that full collections may take.
 _GC_SHARE = 0.001
 
 
@@ -110,21 +112,23 @@ def collect_rarely() -> None:
 async def collect_regularly(find_models: Callable[[], Set[object]], delay_s: float) -> None:
     """Collect young garbage also while few objects are created, and all of it `delay_s` after a model was unloaded.
 
-    The objects of a few calls, and a model, may hold GBs of arrays. `find_models` returns what is loaded now. Where
-    models are loaded again and again, a full collection waits until a thousand times the duration of the last one has
-    passed: with thousands of connections each stops the event loop for tens of milliseconds.
+    The objects of a few calls, and a model, may hold GBs of arrays. `find_models` returns what is loaded now. All
+    garbage is collected once in a minute too. Where models are loaded again and again, a full collection waits until a
+    thousand times the duration of the last one has passed: with thousands of connections each stops the event loop for
+    tens of milliseconds.
     """
-    models, unloaded_s, not_before_s = find_models(), list[float](), -math.inf
+    models, due_s, not_before_s = find_models(), list[float](), -math.inf
+    regular_s = time.monotonic() + _GC_FULL_INTERVAL_S
     while True:
         await asyncio.sleep(_GC_INTERVAL_S)
         before, now_s = models, time.monotonic()
         models = find_models()
         if before - models:
-            unloaded_s.append(now_s)
-        if not unloaded_s or now_s <= max(unloaded_s[0] + delay_s, not_before_s):
+            due_s.append(now_s + delay_s)
+        if now_s <= max(min([regular_s, *due_s]), not_before_s):
             gc.collect(1)
             continue
-        unloaded_s = [each for each in unloaded_s if now_s <= each + delay_s]
+        due_s, regular_s = [each for each in due_s if now_s <= each], now_s + _GC_FULL_INTERVAL_S
         began_s = time.thread_time()
         gc.collect(2)
         not_before_s = now_s + (time.thread_time() - began_s) / _GC_SHARE
