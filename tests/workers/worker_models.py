@@ -116,7 +116,7 @@ class AsyncCount(Model):
                 Path(f"{trace}.closed").write_text(str(count))
 
 
-def _own_error(call: Infer) -> OwnError:
+def _own_error(call: Infer) -> InvalidInput:
     if "collect" in call.parameters:
         gc.collect()
     return OwnError("mine")
