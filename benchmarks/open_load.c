@@ -20,6 +20,7 @@
 #define KINDS 8
 #define DRAIN_S 5.0
 #define OPENED_AT_ONCE 64
+#define MOST_REOPENED 100000
 #define BUSY 1
 #define WANTS_TO_SEND 2 /* and watches for room */
 #define ANSWERED_EARLY 3 /* before the whole request was sent, as rejections are */
@@ -40,10 +41,10 @@ static int kinds;
 static Samples good, rejected, late;
 static Connection **idle;
 static Arrival *waiting;
-static size_t idle_count, waiting_first, waiting_count, errors, errors_beside, in_time, arrivals;
+static size_t idle_count, waiting_first, waiting_count, errors, errors_beside, in_time, arrivals, reopened;
 static double good_s;
 static char buffer[1 << 18];
-static int poller;
+static int poller, port;
 
 static Bytes read_kind(const char *folder, const char *name, int kind) {
     char path[64];
@@ -61,10 +62,27 @@ static double uniform(void) { /* splitmix64, in (0, 1] */
 
 static void release(Connection *c);
 
+static int is_unanswered(const Connection *c) {
+    return !c->busy || (c->busy != ANSWERED_EARLY && !c->reply.head_size);
+}
+
+/* Replace a connection that the server has closed because it was idle: some do after 5 s. */
+static void reopen(Connection *c) {
+    if (++reopened > MOST_REOPENED) { fprintf(stderr, "the server closes connections without a response\n"); exit(1); }
+    close(c->fd);
+    c->fd = open_connection(port, 0);
+    c->sent = 0;
+    watch_connection(poller, EPOLL_CTL_ADD, c->fd, 0, c);
+}
+
 static void write_request(Connection *c) {
     Bytes request = requests[c->arrival.kind];
     while (c->sent < request.size) {
         ssize_t count = send(c->fd, request.at + c->sent, request.size - c->sent, MSG_NOSIGNAL);
+        if (count < 0 && (errno == EPIPE || errno == ECONNRESET) && is_unanswered(c)) {
+            reopen(c);
+            continue;
+        }
         if (count < 0 && errno != EAGAIN) fail("send");
         if (count > 0) c->sent += (size_t)count;
         else break;
@@ -123,6 +141,11 @@ static void handle(const struct epoll_event *event) {
     if (!(event->events & (EPOLLIN | EPOLLHUP | EPOLLERR))) return;
     ssize_t received = recv(c->fd, buffer, sizeof buffer, 0);
     if (received < 0 && errno == EAGAIN) return;
+    if (received <= 0 && is_unanswered(c)) {
+        reopen(c);
+        if (c->busy) write_request(c);
+        return;
+    }
     if (received <= 0 || !c->busy || c->busy == ANSWERED_EARLY) {
         fprintf(stderr, "the server closed a connection, or sent more than a response\n");
         exit(1);
@@ -148,7 +171,8 @@ static void warm_up(Connection *all, size_t count) {
 
 int main(int argc, char **argv) {
     if (argc < 8) { fprintf(stderr, "usage: open_load PORT CONNECTIONS SECONDS FOLDER RATE GOOD_MS WEIGHT...\n"); return 2; }
-    int port = atoi(argv[1]), count = atoi(argv[2]);
+    int count = atoi(argv[2]);
+    port = atoi(argv[1]);
     double seconds = atof(argv[3]), rate = atof(argv[5]);
     kinds = argc - 7 < KINDS ? argc - 7 : KINDS;
     good_s = atof(argv[6]) / 1000;
