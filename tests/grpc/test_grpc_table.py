@@ -235,9 +235,6 @@ def test_invalid_load_requests_are_rejected(name: str, kind: Any, call: Any) -> 
         message.parameters[parameter].bytes_param = b"{}"
         with pytest.raises(Forbidden, match=f"failed to load 'a', parameter '{parameter}'"):
             parse_request(name, message.SerializeToString())
-    for bad in ("../x", "", "/etc"):  # T63
-        with pytest.raises(InvalidInput, match=r"(?i)model name"):
-            parse_request(name, kind(model_name=bad).SerializeToString())
     with pytest.raises(NotSupported, match="there is one repository"):
         parse_request(name, kind(model_name="a", repository_name="other").SerializeToString())
     for field, value in (("int64_param", 2), ("string_param", "../2")):

@@ -1,5 +1,6 @@
 """The client of the umbridge package against a server process."""
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -89,6 +90,9 @@ def test_a_server_at_the_default_port(tmp_path: Path) -> None:
     """`--umbridge-port` is a second HTTP port; models are found in their files without changes."""
     (tmp_path / "sim.py").write_text(SIMULATORS.read_text().partition("class Points")[0])
     with running_server(str(tmp_path / "sim.py"), "--umbridge-port", "0", "--placement", "thread") as process:
-        line = next(word for word in process.log().split() if word.startswith("http://") and process.url not in word)
-        model = umbridge.HTTPModel(line.strip(",").rstrip("/"), "forward")
+        pattern = rf"HTTP +http://{process.url}, (http://\S+)"  # printed when the ports are open already
+        while (found := re.search(pattern, process.log())) is None:
+            assert process.popen.poll() is None
+            time.sleep(0.01)
+        model = umbridge.HTTPModel(found[1], "forward")
         assert model(POINT) == [[1.0, 4.0], [53.0]]
