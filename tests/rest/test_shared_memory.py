@@ -143,24 +143,35 @@ async def test_the_client_of_triton(server: RestServer, memory: Path, module: An
     assert np.frombuffer(memory.read_bytes()[32:48], np.int32).tolist() == [10, 11, 12, 13]
 
 
+def infer_into_region(server: RestServer, module: Any, *, shared_inputs: bool) -> None:
+    """Call the model Waiting with a client of Triton; its output goes to bytes 32 to 48 of the region `r`."""
+    port = server.port if module is triton_http else server.dragoman.grpc_port
+    with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        tensors = [module.InferInput(name, [4], "INT32") for name in ("x", "y")]
+        for tensor, offset, value in zip(tensors, (0, 16), (X, Y), strict=True):
+            if shared_inputs:
+                tensor.set_shared_memory("r", 16, offset)
+            else:
+                tensor.set_data_from_numpy(value)
+        total = module.InferRequestedOutput("sum")
+        total.set_shared_memory("r", 16, 32)
+        client.infer("Waiting", tensors, outputs=[total])
+
+
+async def start_waiting(server: RestServer, module: Any, *, shared_inputs: bool) -> asyncio.Task[None]:
+    """Start `infer_into_region`; return when the model computes."""
+    Waiting.started.clear()
+    Waiting.proceed.clear()
+    call = asyncio.to_thread(infer_into_region, server, module, shared_inputs=shared_inputs)
+    request = asyncio.create_task(call)
+    await Waiting.started.wait()
+    return request
+
+
 @pytest.mark.parametrize("module", [triton_http, triton_grpc])
 async def test_a_region_stays_while_requests_use_it(server: RestServer, memory: Path, module: Any) -> None:
     await register(server, memory)
-    Waiting.started.clear()
-    Waiting.proceed.clear()
-    port = server.port if module is triton_http else server.dragoman.grpc_port
-
-    def run() -> None:
-        with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
-            tensors = [module.InferInput(name, [4], "INT32") for name in ("x", "y")]
-            for tensor, offset in zip(tensors, (0, 16), strict=True):
-                tensor.set_shared_memory("r", 16, offset)
-            total = module.InferRequestedOutput("sum")
-            total.set_shared_memory("r", 16, 32)
-            client.infer("Waiting", tensors, outputs=[total])
-
-    request = asyncio.create_task(asyncio.to_thread(run))
-    await Waiting.started.wait()
+    request = await start_waiting(server, module, shared_inputs=True)
     for _ in range(2):
         assert (await post(server, "unregister")).status == 200
     assert [each["name"] for each in (await server.request("GET", "/v2/systemsharedmemory/status")).json] == ["r"]
@@ -177,22 +188,8 @@ async def test_outputs_are_written_to_the_region_that_was_registered_at_their_re
     other = memory.with_name(f"{memory.name}-other")
     other.write_bytes(bytes(64))
     await register(server, memory)
-    Waiting.started.clear()
-    Waiting.proceed.clear()
-    port = server.port if module is triton_http else server.dragoman.grpc_port
-
-    def run() -> None:
-        with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
-            tensors = [module.InferInput(name, [4], "INT32") for name in ("x", "y")]
-            for tensor, value in zip(tensors, (X, Y), strict=True):
-                tensor.set_data_from_numpy(value)
-            total = module.InferRequestedOutput("sum")
-            total.set_shared_memory("r", 16, 32)
-            client.infer("Waiting", tensors, outputs=[total])
-
     try:
-        request = asyncio.create_task(asyncio.to_thread(run))
-        await Waiting.started.wait()
+        request = await start_waiting(server, module, shared_inputs=False)
         assert (await register(server, other)).status == 200
         Waiting.proceed.set()
         await request

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -144,34 +145,29 @@ async def test_an_idle_thread_releases_tensors() -> None:
         await wait_until(lambda: input_reference() is None and output_reference() is None, 2)
 
 
-async def test_failed_calls_release_their_tensors_without_the_garbage_collector() -> None:
-    async with pool_of("process", "Actions") as pool:
-        request: Any = make_request(do="own")  # an error that is not logged: pytest keeps the log
+async def check_release_of_failed_call(placement: str, collect: Callable[[], object], **parameters: Any) -> None:
+    """Check that the input of a failed call is freed by `collect`, which runs after the call, and by nothing else."""
+    async with pool_of(placement, "Actions") as pool:
+        request: Any = make_request(do="own", **parameters)  # an error that is not logged: pytest keeps the log
         reference = weakref.ref(request.call.inputs["n"].data)
         gc.disable()
         try:
             with suppress(DragomanError):
                 await complete(pool.call(request))
             del request
+            collect()
             await wait_until(lambda: reference() is None, 2)
         finally:
             gc.enable()
+
+
+async def test_failed_calls_release_their_tensors_without_the_garbage_collector() -> None:
+    await check_release_of_failed_call("process", lambda: None)
 
 
 async def test_failed_calls_of_a_thread_release_their_tensors_without_a_full_collection() -> None:
     """What existed during the call is old when it fails: a cycle with it would stay until a full collection."""
-    async with pool_of("thread", "Actions") as pool:
-        request: Any = make_request(do="own", collect=True)
-        reference = weakref.ref(request.call.inputs["n"].data)
-        gc.disable()
-        try:
-            with suppress(DragomanError):
-                await complete(pool.call(request))
-            del request
-            gc.collect(1)
-            await wait_until(lambda: reference() is None, 2)
-        finally:
-            gc.enable()
+    await check_release_of_failed_call("thread", lambda: gc.collect(1), full_collection=True)
 
 
 @every_placement

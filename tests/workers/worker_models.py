@@ -117,7 +117,7 @@ class AsyncCount(Model):
 
 
 def _own_error(call: Infer) -> InvalidInput:
-    if "collect" in call.parameters:
+    if "full_collection" in call.parameters:
         gc.collect()
     return OwnError("mine")
 

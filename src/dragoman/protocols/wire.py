@@ -146,6 +146,7 @@ Endpoint = Callable[[HttpRequest], EndpointResult]
 # does not describe.
 Bodies = Mapping[str, Any]
 JSON, OCTET_STREAM, EVENT_STREAM = "application/json", "application/octet-stream", "text/event-stream"
+PLAIN_TEXT = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)

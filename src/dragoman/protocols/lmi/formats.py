@@ -27,14 +27,21 @@ from dragoman.core.text import Generation, PromptInfo, Text, Token
 from dragoman.protocols.lmi.model import TEXT_ONLY, LmiModel, format_text_only
 from dragoman.protocols.lmi.request import LmiRequest
 from dragoman.protocols.text_common.parameters import EVENT_STREAM, finite, most_likely_first, split_by_token
-from dragoman.protocols.wire import JSON_TYPE, Headers, HttpError, HttpResponse, error_headers, find_error_row
+from dragoman.protocols.wire import (
+    JSON_TYPE,
+    PLAIN_TEXT,
+    Headers,
+    HttpError,
+    HttpResponse,
+    error_headers,
+    find_error_row,
+)
 
 _KINDS: Mapping[str, Headers] = {
     "json": (JSON_TYPE,),
     "jsonlines": (("content-type", "application/jsonlines"),),
     "sse": EVENT_STREAM,
 }
-_TEXT = "text/plain; charset=utf-8"
 _encoded = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -58,7 +65,7 @@ class Formatter:
         """Return the headers of the response, with the names of ignored parameters."""
         kinds = _KINDS[self._request.formatter]
         if self._custom is not None:
-            kinds = (("content-type", getattr(self._custom, "content_type", "") or _TEXT),)
+            kinds = (("content-type", getattr(self._custom, "content_type", "") or PLAIN_TEXT),)
         return (*kinds, *self._request.parameters.headers)
 
     # --- complete ---------------------------------------------------------------------------------------------

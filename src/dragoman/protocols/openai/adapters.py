@@ -19,6 +19,7 @@ from dragoman.protocols.text_common.parameters import (
 )
 from dragoman.protocols.wire import (
     JSON,
+    PLAIN_TEXT,
     EngineCall,
     HttpRequest,
     HttpResponse,
@@ -36,7 +37,6 @@ _LOAD: Mapping[str, Parameter] = {
     "pinned": option("pinned", flag()),
 }
 _UNLOAD: Mapping[str, Parameter] = {**_MODEL, "lora_int_id": option("lora_int_id", anything())}
-_TEXT = (("content-type", "text/plain; charset=utf-8"),)
 
 
 class AdapterToLoad(msgspec.Struct):
@@ -83,7 +83,7 @@ def routes(policy: Policy) -> list[Route]:
 
 def _options(http: HttpRequest, table: Mapping[str, Parameter], policy: Policy) -> tuple[dict[str, Any], Any]:
     parsed = parse_parameters(object_body(http.body, policy), table, policy)
-    return parsed.options, (*_TEXT, *parsed.headers)
+    return parsed.options, (("content-type", PLAIN_TEXT), *parsed.headers)
 
 
 def _success(name: str, what: str, headers: Any) -> HttpResponse:

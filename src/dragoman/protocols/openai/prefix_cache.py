@@ -10,6 +10,7 @@ from dragoman.protocols.text_common.parameters import (
     reject_unknown,
 )
 from dragoman.protocols.wire import (
+    PLAIN_TEXT,
     EngineCall,
     Headers,
     HttpRequest,
@@ -20,14 +21,12 @@ from dragoman.protocols.wire import (
     Route,
 )
 
-_TEXT = ("content-type", "text/plain; charset=utf-8")
-
 
 def routes(policy: Policy) -> list[Route]:
     """Return the routes."""
 
     def respond(http: HttpRequest, text: bytes) -> PreliminaryCall[None]:
-        response = HttpResponse(200, (text,), (_TEXT, *_ignored(http, policy)))
+        response = HttpResponse(200, (text,), (("content-type", PLAIN_TEXT), *_ignored(http, policy)))
         request = build_request(ResetPrefixCache(), http, policy)
         return after_authorization(http, EngineCall(request, lambda _: response))
 
