@@ -20,20 +20,18 @@ log = logging.getLogger("dragoman.worker")
 _SQUEUE_S = 20.0
 
 
-class DrainOnSignal(threading.Thread):
+class DrainOnSignal:
     """Tells the server once that this worker leaves; the server closes the connection after the last response.
 
-    It is a thread, because the main thread may compute a call for long. Python runs signal handlers only between two
-    steps
-    of the main thread, but the system writes the numbers of signals to a pipe at once. Create and start it in the main
-    thread.
+    It has a thread, because the main thread may compute a call for long. Python runs signal handlers only between two
+    steps of the main thread, but the system writes the numbers of signals to a pipe at once. Create and start it in the
+    main thread.
 
     time_limit_s: seconds until this process is ended from outside; None if unknown, then a SLURM job asks SLURM.
     drain_s: how long before that the worker leaves, at most half of the time.
     """
 
     def __init__(self, link: Link, time_limit_s: float | None, drain_s: float) -> None:
-        super().__init__(name="dragoman-drain", daemon=True)
         self._link = link
         self._start_s = time.monotonic()
         self._time_limit_s = time_limit_s
@@ -44,8 +42,11 @@ class DrainOnSignal(threading.Thread):
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=_restore_signals)
 
-    def run(self) -> None:
-        """Wait for the signal or for the time."""
+    def start(self) -> None:
+        """Wait in a thread for the signal or for the time."""
+        threading.Thread(target=self._run, name="dragoman-drain", daemon=True).start()
+
+    def _run(self) -> None:
         limit_s = slurm_time_left_s(os.environ) if self._time_limit_s is None else self._time_limit_s
         reason = "SIGTERM"
         if limit_s is None:

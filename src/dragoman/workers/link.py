@@ -156,25 +156,27 @@ class Link:
         return silent_ms / 1000
 
 
-class ServerMonitor(threading.Thread):
+class ServerMonitor:
     """Sends the heartbeats of a worker, and ends this process soon after its server has gone or is silent.
 
-    It is a thread, because the event loop may be busy with the model for long.
+    It has a thread, because the event loop may be busy with the model for long.
     reason: how the server was lost; "" if it has closed the connection.
     """
 
     def __init__(self, link: Link, timeout_s: float) -> None:
-        super().__init__(name="dragoman-heartbeat", daemon=True)
         self._link = link
         self._timeout_s = timeout_s
         self._stopped = threading.Event()
         self.reason = ""
 
+    def start(self) -> None:
+        """Run in a thread until `stop` or the loss of the server."""
+        threading.Thread(target=self._run, name="dragoman-heartbeat", daemon=True).start()
+
     def stop(self) -> None:
         self._stopped.set()
 
-    def run(self) -> None:
-        """Run until `stop` or the loss of the server."""
+    def _run(self) -> None:
         while not self.reason and not self._link.wait_closed(heartbeat_interval_s(self._timeout_s)):
             try:
                 self._link.send_heartbeat()
