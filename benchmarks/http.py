@@ -74,7 +74,7 @@ async def bare(port: int) -> None:
     def echo(request: HttpRequest) -> HttpResponse:
         return HttpResponse(200, (request.body,))
 
-    def error_response(error: Any) -> HttpResponse:
+    def error_response(error: Any, _: str) -> HttpResponse:
         return json_response({"error": str(error)}, 500)
 
     table = HttpProtocol("echo", (Route("POST", "/v2/models/{model}/infer", echo),), error_response)

@@ -69,7 +69,7 @@ def test_error_statuses() -> None:
             assert (line[0], column, line[heading.index(column)]) == (
                 line[0],
                 column,
-                str(named[name].format_error(error).status),
+                str(named[name].format_error(error, "").status),
             )
     classes = (value for value in vars(errors).values() if isinstance(value, type))
     kinds = {value.__name__ for value in classes if issubclass(value, errors.DragomanError)}

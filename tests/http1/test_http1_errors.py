@@ -31,7 +31,7 @@ def _str_body(request: HttpRequest) -> HttpResponse:
     return HttpResponse(200, parts)
 
 
-def _error(error: Any) -> HttpResponse:
+def _error(error: Any, _request_id: str) -> HttpResponse:
     if "worst" in str(error):
         raise RuntimeError("even this")
     return json_response({"error": str(error)}, getattr(error, "status", 500))

@@ -54,7 +54,7 @@ async def port(iterations: Endpoint) -> AsyncIterator[int]:
     table = HttpProtocol(
         "test",
         (Route("POST", "/", iterations.answer), Route("GET", "/", iterations.answer)),
-        lambda error: json_response({"error": str(error)}, getattr(error, "status", 500)),
+        lambda error, _: json_response({"error": str(error)}, getattr(error, "status", 500)),
     )
     # There is memory for the concurrent bodies and no further one.
     server = HttpServer(engine, (table,), limits=Limits(max_bodies_bytes=CLIENTS * (len(BODY) + 1024)))
@@ -130,7 +130,7 @@ async def test_a_disconnect_while_queued_releases_memory(port: int, iterations: 
 async def test_long_texts_are_parsed_in_a_thread(
     iterations: Endpoint, size: int, header: bytes, in_thread: bool, compressed: bool
 ) -> None:
-    table = HttpProtocol("test", (Route("POST", "/", iterations.answer),), lambda error: json_response({}, 500))
+    table = HttpProtocol("test", (Route("POST", "/", iterations.answer),), lambda error, _: json_response({}, 500))
     engine: Any = None
     server = HttpServer(engine, (table,), limits=Limits())
     (port,) = await server.start([("127.0.0.1", 0)])
@@ -149,7 +149,7 @@ def test_concurrent_connections_are_accepted_in_few_iterations() -> None:
 
     async def run() -> list[int]:
         iterations, engine = Endpoint(), cast("Any", None)
-        table = HttpProtocol("test", (Route("GET", "/", iterations.answer),), lambda error: json_response({}, 500))
+        table = HttpProtocol("test", (Route("GET", "/", iterations.answer),), lambda error, _: json_response({}, 500))
         server = HttpServer(engine, (table,), limits=Limits())
         (port,) = await server.start([("127.0.0.1", 0)])
         opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]

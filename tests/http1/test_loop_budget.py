@@ -169,7 +169,7 @@ def _respond(request: HttpRequest) -> HttpResponse:
     return HttpResponse(200)
 
 
-TABLE = HttpProtocol("test", (Route("POST", "/", _respond),), lambda error: json_response({}, 500))
+TABLE = HttpProtocol("test", (Route("POST", "/", _respond),), lambda error, _: json_response({}, 500))
 
 
 def _read_until_paused(connection: Any, transport: Transport) -> int:

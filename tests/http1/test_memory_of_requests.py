@@ -78,7 +78,7 @@ def lifetime_probe() -> LifetimeProbe:
 @pytest_asyncio.fixture
 async def port(lifetime_probe: LifetimeProbe) -> AsyncIterator[int]:
     routes = (Route("POST", "/", lifetime_probe.send_request),)
-    table = HttpProtocol("test", routes, lambda error: json_response({"error": str(error)}, 500))
+    table = HttpProtocol("test", routes, lambda error, _: json_response({"error": str(error)}, 500))
     engine: Any = lifetime_probe
     server = HttpServer(engine, (table,), limits=Limits())
     (found,) = await server.start([("127.0.0.1", 0)])

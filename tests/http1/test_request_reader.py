@@ -26,7 +26,7 @@ def _nothing(request: HttpRequest) -> HttpResponse:
     return HttpResponse(200)
 
 
-def _error(error: Any) -> HttpResponse:
+def _error(error: Any, _request_id: str) -> HttpResponse:
     return json_response({"error": str(error)}, getattr(error, "status", 500))
 
 

@@ -22,7 +22,7 @@ class Clock:
     def time(self) -> float:
         return self.now_s
 
-    def call_later(self, after_s: float, function: Callable[[], Any]) -> Any:
+    def call_later(self, after_s: float, function: Callable[[], Any], **_: Any) -> Any:
         self.timers_set += 1
         self.timers.append((self.now_s + after_s, function))
         return self

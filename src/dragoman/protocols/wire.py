@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,6 +22,7 @@ from dragoman.core.errors import DragomanError, Forbidden, Unauthorized
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.formats.policy import Buffer as Buffer
 from dragoman.formats.policy import Policy as Policy
+from dragoman.system.request_context import Context, request_id
 
 A = TypeVar("A")
 Out = TypeVar("Out")
@@ -47,7 +48,7 @@ class EngineCall(msgspec.Struct, Generic[A, Out], frozen=True):
 
 class HttpRequest(msgspec.Struct, frozen=True):
     """A complete request. `params` are the path parameters, percent-decoded; header names are lower case; `body` is
-    decompressed; `query` is the part after the question mark, still percent-encoded."""
+    decompressed; `query` is the part after the question mark, still percent-encoded; `context` has the request id."""
 
     method: str
     path: str
@@ -55,6 +56,12 @@ class HttpRequest(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
     body: Buffer
     query: str = ""
+    context: Context = ()
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request, from the client or generated; "" for one that no transport has received."""
+        return request_id(self.context)
 
     @property
     def text_size(self) -> int:
@@ -215,14 +222,21 @@ class HttpError(Exception):
 class HttpProtocol:
     """A protocol over HTTP: its routes and its error format, which `errors` describes.
 
-    `fallback` serves paths that match no route of any protocol, for callers with the role infer.
+    `format_error` gets an error and the id of the request. `fallback` serves paths that match no route of any protocol,
+    for callers with the role infer.
     """
 
     name: str
     routes: tuple[Route, ...]
-    format_error: Callable[[DragomanError | HttpError], HttpResponse]
+    format_error: Callable[[DragomanError | HttpError, str], HttpResponse]
     fallback: Endpoint | None = None
     errors: ErrorResponses | None = None
+
+
+class ErrorFormatter(Protocol):
+    """A `format_error` of a protocol whose errors do not contain the id of the request."""
+
+    def __call__(self, error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse: ...
 
 
 JSON_TYPE = ("content-type", JSON)
@@ -281,10 +295,10 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> HttpR
 
 def error_formatter(
     table: Sequence[tuple[type[DragomanError], int]],
-) -> Callable[[DragomanError | HttpError], HttpResponse]:
+) -> ErrorFormatter:
     """Return a function that formats an error as `{"error": message}`, with the status of this table, or 500."""
 
-    def format_error(error: DragomanError | HttpError) -> HttpResponse:
+    def format_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:
         if isinstance(error, HttpError):
             return json_response({"error": error.message}, error.status, error.headers)
         (status,) = find_error_row(error, table) or (500,)
@@ -309,11 +323,12 @@ def read_readiness(name: str) -> EngineCall[bool, HttpResponse] | HttpResponse:
 
 
 class GrpcRequest(msgspec.Struct, frozen=True):
-    """One message; `deadline_s` is the client's deadline on the monotonic clock."""
+    """One message; `deadline_s` is the client's deadline on the monotonic clock, `context` has the request id."""
 
     body: Buffer
     metadata: Mapping[str, str] = {}
     deadline_s: float | None = None
+    context: Context = ()
 
 
 class GrpcStream(msgspec.Struct, Generic[A], frozen=True):

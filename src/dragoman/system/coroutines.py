@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Generator
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -62,15 +62,20 @@ async def complete(result: T | Coroutine[Any, Any, T]) -> T:
 
 
 class Start(Generic[T]):
-    """A coroutine begun in a context of its own: `task` is None if its `result` or `error` is known already."""
+    """A coroutine begun in a context of its own: `task` is None if its `result` or `error` is known already.
+
+    `context`: its context variables, by default a copy of the current ones.
+    """
 
     __slots__ = ("error", "result", "task")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop, context: Context | None = None
+    ) -> None:
         self.task: asyncio.Task[T] | None = None
         self.result: T | None = None
         self.error: BaseException | None = None
-        context = copy_context()
+        context = context or copy_context()
         try:
             pending = Pending(coroutine, context.run(coroutine.send, None))
         except StopIteration as end:

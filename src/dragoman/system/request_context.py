@@ -5,7 +5,8 @@ import re
 import secrets
 import threading
 from collections.abc import Mapping
-from contextvars import ContextVar
+from contextvars import Context as Variables
+from contextvars import ContextVar, copy_context
 from typing import Any, Final
 
 HEADER: Final = "x-request-id"
@@ -59,6 +60,17 @@ def get_context() -> Context:
     return (running is not None and running.context) or _current.get()
 
 
+def variables_of(context: Context) -> Variables:
+    """Return a copy of the current context variables for code that works for a request.
+
+    Never set the context where code of several requests runs, as in callbacks of a connection: the next one would find
+    the id of a request of another client.
+    """
+    copied = copy_context()
+    copied.run(set_context, context)
+    return copied
+
+
 def client_request_id(headers: Mapping[str, str]) -> str:
     """Return the request id that the client sent, "" if it sent none or an invalid one."""
     sent = headers.get(HEADER, "")
@@ -95,7 +107,10 @@ def is_traced(context: Context) -> bool:
 
 
 def request_id(context: Context | None = None) -> str:
-    """Return the id of a context, by default of the current one; "" outside of any request."""
+    """Return the id of a context, by default of the current one; "" outside of any request.
+
+    Give the context where the request is known.
+    """
     return next(iter(values(get_context() if context is None else context)), "")
 
 

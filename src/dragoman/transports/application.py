@@ -3,7 +3,7 @@
 A transport parses the request line and headers, calls `match` to find the endpoint, receives the body within the
 limits, and calls `answer` with a `ResponseWriter`. The rest is the same for every transport: decompress the body, run
 the protocol's endpoint, call the engine, format and compress the response. If the transport itself rejects a request,
-`format_error` formats the error as its protocol does.
+`reject` formats the error as its protocol does.
 """
 
 import asyncio
@@ -155,25 +155,17 @@ class Application:
         view._engine = RestrictedEngine(self._engine, grant)
         return view
 
-    def format_error(
-        self,
-        error: DragomanError | HttpError,
-        protocol: HttpProtocol | None = None,
-        headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> HttpResponse:
-        """Return the response to an error, by default in the format of the protocol that its path suggests.
+    def reject(self, error: DragomanError | HttpError, request: RequestSummary) -> HttpResponse:
+        """Return the response to a request that the transport rejects.
 
-        With the headers of the request, pages of allowed origins can read it.
+        It is in the format of the protocol that the path suggests, and pages of allowed origins can read it.
         """
         nearest = error.protocol if isinstance(error, HttpError) else None
-        response = (protocol or nearest or self._default).format_error(error)
+        protocol, headers = request.protocol or nearest or self._default, request.headers
+        response = protocol.format_error(error, request_id(request.context))
         if self.limits.cors.is_enabled and "origin" in headers:
             return with_headers(response, self.limits.cors.response_headers(headers))
         return response
-
-    def reject(self, error: DragomanError | HttpError, request: RequestSummary) -> HttpResponse:
-        """Return the response to a request that the transport rejects."""
-        return self.format_error(error, request.protocol, request.headers)
 
     def is_plain(self, match: Match | None, headers: Mapping[str, str]) -> bool:
         """Return whether a request needs only its endpoint and the engine, so that `begin` may be used for it."""
@@ -212,9 +204,12 @@ class Application:
                 progress = self._mark_compressible(response, isinstance(progress.request.call, ModelCall))
         except DragomanError as error:
             format_error = progress.format_error if isinstance(progress, EngineCall | PreliminaryCall) else None
-            return (format_error or match.protocol.format_error)(error)
+            if format_error is not None:
+                return format_error(error)
+            return match.protocol.format_error(error, request.request_id)
         except Exception as error:
-            return match.protocol.format_error(error if isinstance(error, HttpError) else _internal_error())
+            found = error if isinstance(error, HttpError) else _internal_error(request.context)
+            return match.protocol.format_error(found, request.request_id)
         if type(progress) is HttpResponse:
             return progress
         if type(progress) is CompressibleResponse and "accept-encoding" not in request.headers:
@@ -240,7 +235,7 @@ class Application:
 
         Cancel it to cancel the work; a client that is still connected then gets an error.
         """
-        cors, preflight = self.limits.cors, None
+        cors, preflight, context = self.limits.cors, None, request.context
         if cors.is_enabled and "origin" in request.headers:
             writer = CorsResponseWriter(writer, cors.response_headers(request.headers))
             preflight = cors.preflight(request.method, request.headers)
@@ -250,9 +245,9 @@ class Application:
             await answering
         except asyncio.CancelledError:
             if not writer.is_disconnected:
-                await self._send_error(match.protocol, writer, NotReady("the server is shutting down"))
+                await self._send_error(match.protocol, writer, NotReady("the server is shutting down"), context)
         except Exception:
-            await self._send_error(match.protocol, writer, _internal_error())
+            await self._send_error(match.protocol, writer, _internal_error(context), context)
 
     async def _answer(
         self, match: Match, request: HttpRequest, writer: ResponseWriter, progress: Progress | None
@@ -260,7 +255,7 @@ class Application:
         if match.endpoint is None:
             await writer.send(HttpResponse(204, (), (("allow", match.allow),)))
             return
-        accept, decompressed_size = request.headers.get("accept-encoding", ""), 0
+        accept, decompressed_size, context = request.headers.get("accept-encoding", ""), 0, request.context
         try:
             if "content-encoding" in request.headers and len(request.body):
                 request = await self._decompress(request)
@@ -274,24 +269,24 @@ class Application:
             responding = (
                 self._use_store(progress, request)
                 if isinstance(progress, ResultPoll | BackgroundCall)
-                else self._respond(progress, writer)
+                else self._respond(progress, writer, context)
             )
             del request, progress
             result = await responding
         except (DragomanError, HttpError) as error:
-            await self._send_error(match.protocol, writer, error)
+            await self._send_error(match.protocol, writer, error, context)
         except Exception:
-            await self._send_error(match.protocol, writer, _internal_error())
+            await self._send_error(match.protocol, writer, _internal_error(context), context)
         else:
             if result is not None:
-                await writer.send(await self._encode(result, match.protocol, accept))
+                await writer.send(await self._encode(result, match.protocol, accept, context))
         finally:
             self.bodies.release(decompressed_size)
 
     async def _decompress(self, request: HttpRequest) -> HttpRequest:
         encodings = request.headers["content-encoding"]
         body = await decompress(request.body, encodings, self.limits.max_body_bytes, self.executor)
-        return HttpRequest(request.method, request.path, request.params, request.headers, body, request.query)
+        return msgspec.structs.replace(request, body=body)
 
     async def _run_endpoint(self, endpoint: Endpoint, request: HttpRequest) -> EndpointResult:
         return await self._resolve_preliminary(await self._parse(endpoint, request, request), request)
@@ -319,7 +314,9 @@ class Application:
     ) -> EndpointResult:
         return await self.executor.parse(function, argument, len(request.body), in_thread=is_large(request))
 
-    async def _respond(self, progress: Progress, writer: ResponseWriter) -> HttpResponse | CompressibleResponse | None:
+    async def _respond(
+        self, progress: Progress, writer: ResponseWriter, context: Context
+    ) -> HttpResponse | CompressibleResponse | None:
         """Return the response; None if it was a stream, which has been sent."""
         started: Response[Any] | Awaitable[Response[Any]] | None = None
         if isinstance(progress, StartedCall):
@@ -331,7 +328,7 @@ class Application:
         try:
             if isinstance(progress, HttpStream):
                 await ensure_task()
-                whole = await self._stream(progress, writer)
+                whole = await self._stream(progress, writer, context)
                 return whole and self._mark_compressible(whole, True)
             request, format_response = progress.request, progress.format_response
             del progress
@@ -368,11 +365,12 @@ class Application:
     async def _run_in_background(self, background: BackgroundCall, request: HttpRequest, stored: AsyncResult) -> None:
         try:
             try:
-                result = await self._respond(await self._resolve_preliminary(background.call, request), stored)
+                resolved = await self._resolve_preliminary(background.call, request)
+                result = await self._respond(resolved, stored, request.context)
             except (DragomanError, HttpError) as error:
                 result = background.format_error(error)
             except Exception:
-                result = background.format_error(_internal_error())
+                result = background.format_error(_internal_error(request.context))
             if result is not None and not stored.started:
                 await stored.send(result.response if isinstance(result, CompressibleResponse) else result)
         finally:
@@ -380,12 +378,12 @@ class Application:
                 stored.abort()
 
     async def _encode(
-        self, result: HttpResponse | CompressibleResponse, protocol: HttpProtocol, accept: str
+        self, result: HttpResponse | CompressibleResponse, protocol: HttpProtocol, accept: str, context: Context
     ) -> HttpResponse:
         """Compress a response if it may be and the client's `accept-encoding` allows it."""
         response = result.response if isinstance(result, CompressibleResponse) else result
         if self.bodies.is_over_limit and sum(map(len, response.body)) > LARGE:
-            return protocol.format_error(self.bodies.unread_error)
+            return protocol.format_error(self.bodies.unread_error, request_id(context))
         if not isinstance(result, CompressibleResponse):
             return response
         response = _with_vary(response)
@@ -395,7 +393,7 @@ class Application:
         body = await compress(list(response.body), encoding, self.executor)
         return HttpResponse(response.status, body, (*response.headers, ("content-encoding", encoding)))
 
-    async def _stream(self, stream: HttpStream[Any], writer: ResponseWriter) -> HttpResponse | None:
+    async def _stream(self, stream: HttpStream[Any], writer: ResponseWriter, context: Context) -> HttpResponse | None:
         """Send the chunks of a stream and return None, or return the response if it is a whole one."""
         async with aclosing(self._engine.stream(stream.request)) as responses:
             # An error before the first chunk still gets a status of its own.
@@ -421,19 +419,20 @@ class Application:
                 except DragomanError as error:
                     chunk, is_last = stream.format_late_error(error), True
                 except Exception:
-                    chunk, is_last = stream.format_late_error(DragomanError(_internal_error().message)), True
+                    internal = DragomanError(_internal_error(context).message)
+                    chunk, is_last = stream.format_late_error(internal), True
                 await writer.write(chunk)
             await writer.end(stream.end)
         return None
 
     async def _send_error(
-        self, protocol: HttpProtocol, writer: ResponseWriter, error: DragomanError | HttpError
+        self, protocol: HttpProtocol, writer: ResponseWriter, error: DragomanError | HttpError, context: Context
     ) -> None:
         """Send an error, or abort a response that has been started."""
         if writer.started:
             writer.abort()
         else:
-            await writer.send(protocol.format_error(error))
+            await writer.send(protocol.format_error(error, request_id(context)))
 
 
 async def _resolve(response: Response[A] | Awaitable[Response[A]]) -> Response[A]:
@@ -444,7 +443,8 @@ def _with_vary(response: HttpResponse) -> HttpResponse:
     return HttpResponse(response.status, response.body, (*response.headers, ("vary", "accept-encoding")))
 
 
-def _internal_error() -> HttpError:
+def _internal_error(context: Context) -> HttpError:
     """Log the current exception and return the error for the client."""
-    log.exception("unexpected error, request id %s", request_id())
-    return HttpError(500, f"internal error; the log has more under request id {request_id()}")
+    number = request_id(context)
+    log.exception("unexpected error, request id %s", number)
+    return HttpError(500, f"internal error; the log has more under request id {number}")

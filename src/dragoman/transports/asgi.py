@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, HttpResponse
-from dragoman.system.request_context import HEADER, client_request_id, get_context, new_context, request_id, set_context
+from dragoman.system.request_context import HEADER, client_request_id, new_context, request_id, variables_of
 from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.bodies import GrowingBody, too_large
 from dragoman.transports.clients import address_group
@@ -39,8 +39,7 @@ class AsgiRequest:
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits, counters: TransportCounters) -> None:
         self.is_disconnected = self.started = False
         self.headers = _merge_headers(scope["headers"])
-        self._context = new_context(client_request_id(self.headers))
-        set_context(self._context)
+        self.context = new_context(client_request_id(self.headers))
         self._is_head = scope["method"] == "HEAD"
         # A connection header is not allowed in HTTP/2 and later.
         self._has_connection_headers = scope.get("http_version", "1.1").startswith("1")
@@ -100,7 +99,7 @@ class AsgiRequest:
         self.statuses[status] += 1
         encoded = [
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-            for name, value in (*headers, (HEADER, request_id(self._context)))
+            for name, value in (*headers, (HEADER, request_id(self.context)))
             if self._has_connection_headers or name.lower() != "connection"
         ]
         await self._send_in_time({"type": "http.response.start", "status": status, "headers": encoded})
@@ -163,19 +162,22 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
         if match.endpoint is not None:
             await writer.read(body)
         query = scope.get("query_string", b"").decode("latin-1")
-        request = HttpRequest(scope["method"], unquote(path), match.params, writer.headers, body.take(), query)
+        request = HttpRequest(
+            scope["method"], unquote(path), match.params, writer.headers, body.take(), query, writer.context
+        )
         # In a task of its own, because the engine cancels the tasks of calls when it closes.
         await _until_disconnect(application.answer(match, request, writer), writer)
     except (DragomanError, HttpError) as error:
         protocol, path = match.protocol if match else None, unquote(relative_path(scope))
-        summary = RequestSummary(scope["method"], path, writer.headers, protocol, get_context())
+        summary = RequestSummary(scope["method"], path, writer.headers, protocol, writer.context)
         await writer.send(application.reject(error, summary))
 
 
 async def _until_disconnect(answering: Coroutine[Any, Any, None], writer: AsgiRequest) -> None:
     """Run `answering` to its end and cancel it if the client disconnects or this task is cancelled."""
     loop = asyncio.get_running_loop()
-    task, disconnect = loop.create_task(answering), loop.create_task(writer.wait_for_disconnect())
+    task = loop.create_task(answering, context=variables_of(writer.context))
+    disconnect = loop.create_task(writer.wait_for_disconnect())
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         writer.is_disconnected = writer.is_disconnected or not task.done()

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any, Protocol
 
 from dragoman.protocols.wire import HttpError
+from dragoman.system.request_context import variables_of
 from dragoman.transports.limits import Limits
 
 # RFC 3986, 3.2
@@ -63,7 +64,9 @@ class Warnings:
 
     def _wait(self, message: str, arguments: tuple[object, ...]) -> None:
         self._suppressed[message] = 0
-        self._timers[message] = self._loop.call_later(self._interval_s, self._report, message, arguments)
+        self._timers[message] = self._loop.call_later(
+            self._interval_s, self._report, message, arguments, context=variables_of(())
+        )
 
     def _report(self, message: str, arguments: tuple[object, ...]) -> None:
         del self._timers[message]

@@ -15,6 +15,7 @@ from dragoman.core.datatypes import BYTES
 from dragoman.core.metrics import Family
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import HttpRequest
+from dragoman.system.request_context import variables_of
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.counters import TransportCounters
 from dragoman.transports.loop_delay import LoopDelay
@@ -205,14 +206,14 @@ class LoopBudget:
         self._spent_s += time_s
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._next_iteration)
+            asyncio.get_running_loop().call_soon(self._next_iteration, context=variables_of(()))
 
     def _next_iteration(self) -> None:
         self._rests += int(self._spent_s / _REST_AFTER_S)
         self._spent_s, self._read_bytes = 0.0, 0
         if self._rests:
             self._rests -= 1
-            asyncio.get_running_loop().call_soon(self._next_iteration)
+            asyncio.get_running_loop().call_soon(self._next_iteration, context=variables_of(()))
             return
         self._is_scheduled = False
         if self._queue and self._loop_delay is not None:

@@ -21,6 +21,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.options import KafkaOptions
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import JSON_TYPE, Buffer, Headers, HttpRequest, HttpResponse
+from dragoman.system.request_context import client_request_id, new_context
 from dragoman.transports.application import Application
 
 log = logging.getLogger("dragoman.kafka")
@@ -301,7 +302,8 @@ def _to_http(message: Any) -> tuple[str, HttpRequest]:
         raise InvalidInput(f"header '{METHOD_HEADER}': expected infer, got {headers[METHOD_HEADER]!r}")
     path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     key, body = _with_id((message.key() or b"").decode(errors="replace"), message.value() or b"")
-    return key, HttpRequest("POST", f"{path}/infer", {}, dict([JSON_TYPE]) | headers, body)
+    context = new_context(client_request_id(headers))
+    return key, HttpRequest("POST", f"{path}/infer", {}, dict([JSON_TYPE]) | headers, body, context=context)
 
 
 def _with_id(key: str, body: bytes) -> tuple[str, bytes]:

@@ -18,7 +18,7 @@ from dragoman.core.metrics import Family
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpProtocol, HttpRequest, HttpResponse
 from dragoman.system.call_times import CallTimes, get_times, observed
-from dragoman.system.request_context import Context, get_context, request_id, running_in_thread, set_context
+from dragoman.system.request_context import Context, request_id, running_in_thread, set_context
 from dragoman.system.trace_context import PARENT, Sampler, Trace
 from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.application import Application, Progress, RequestSummary
@@ -328,7 +328,7 @@ class ObservedApplication(Application):
         if progress is not None:
             exchange = None if begun is None else find_exchange(begun)
         else:
-            summary = RequestSummary(request.method, request.path, request.headers, match.protocol)
+            summary = RequestSummary(request.method, request.path, request.headers, match.protocol, request.context)
             exchange = self._start(summary, len(request.body), match)
         if exchange is None:
             return self._plain.answer(match, request, writer, progress)
@@ -358,7 +358,7 @@ class ObservedApplication(Application):
         progress: Progress | None,
     ) -> None:
         observed.set(exchange)
-        set_context(exchange.context if progress is not None else exchange.identify(get_context(), exchange.trace))
+        set_context(exchange.context)
         answering = super().answer(match, request, _ObservedWriter(writer, exchange), progress)
         del request, progress  # to free the body once it is parsed
         try:

@@ -5,6 +5,8 @@ import logging
 import math
 from typing import Protocol
 
+from dragoman.system.request_context import variables_of
+
 log = logging.getLogger("dragoman.http")
 
 # Ticks of the shortest timeout, and the shortest and longest tick.
@@ -44,7 +46,7 @@ class TimerWheel:
             self.forget(timed)
         if self._timer is None:
             self._at = int(self._loop.time() / self._tick_s)
-            self._timer = self._loop.call_later(self._tick_s, self._turn)
+            self._timer = self._loop.call_later(self._tick_s, self._turn, context=variables_of(()))
         timed.slot = slot = max(slot, self._at + 1)
         self._slots.setdefault(slot, set()).add(timed)
 
@@ -65,7 +67,7 @@ class TimerWheel:
                 timed.slot = 0
                 self._check(timed, now_s)
         self._at = until
-        self._timer = self._loop.call_later(self._tick_s, self._turn) if self._slots else None
+        self._timer = self._loop.call_later(self._tick_s, self._turn, context=variables_of(())) if self._slots else None
 
     def _check(self, timed: Timed, now_s: float) -> None:
         try:

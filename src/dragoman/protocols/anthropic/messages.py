@@ -21,7 +21,6 @@ from dragoman.protocols.anthropic.request import CONVERSATION, PARAMETERS
 from dragoman.protocols.text_common.messages import MESSAGES
 from dragoman.protocols.text_common.parameters import body_schema
 from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operation, find_error_row, replace_surrogates
-from dragoman.system.request_context import request_id
 
 _ERRORS: Sequence[tuple[type[DragomanError], int, str]] = (
     (InvalidInput, 400, "invalid_request_error"),
@@ -95,13 +94,13 @@ def _row(error: DragomanError) -> tuple[int, str]:
     return status, kind
 
 
-def format_error_body(error: DragomanError) -> dict[str, Any]:
-    return error_object(_row(error)[1], error.message)
+def format_error_body(error: DragomanError, request_id: str) -> dict[str, Any]:
+    return error_object(_row(error)[1], error.message, request_id)
 
 
-def error_object(kind: str, message: str) -> dict[str, Any]:
+def error_object(kind: str, message: str, request_id: str) -> dict[str, Any]:
     error = {"type": kind, "message": replace_surrogates(message)}
-    return {"type": "error", "error": error, "request_id": request_id()}
+    return {"type": "error", "error": error, "request_id": request_id}
 
 
 def type_of_status(status: int) -> str:

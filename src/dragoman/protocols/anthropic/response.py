@@ -19,9 +19,10 @@ _Event = dict[str, Any]
 
 
 class MessageFormatter:
-    """Formats one message, whole or as events."""
+    """Formats one message, whole or as events; `request_id` is that of the HTTP request."""
 
-    def __init__(self, request: ChatRequest) -> None:
+    def __init__(self, request: ChatRequest, request_id: str) -> None:
+        self._request_id = request_id
         self._parameters = request.parameters
         self._reader = ChatReader(request)
         self._id = f"msg_{uuid.uuid4().hex}"
@@ -43,7 +44,7 @@ class MessageFormatter:
         return b"".join(map(_format, (*self._close(), delta, {"type": "message_stop"})))
 
     def format_late_error(self, error: DragomanError) -> bytes:
-        return _format(format_error_body(self._parameters.with_client_names(error)))
+        return _format(format_error_body(self._parameters.with_client_names(error), self._request_id))
 
     def _add(self, response: Response[Generation], *, is_whole: bool = False) -> Iterator[_Event]:
         parts = self._reader.read(response, is_whole=is_whole)

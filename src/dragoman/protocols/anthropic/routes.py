@@ -1,6 +1,7 @@
 """Endpoints of Anthropic's Messages API."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from dragoman.core.calls import Generate, Response, Tokenize
@@ -25,7 +26,6 @@ from dragoman.protocols.wire import (
     error_headers,
     json_response,
 )
-from dragoman.system.request_context import request_id
 
 
 class Anthropic:
@@ -43,8 +43,9 @@ class Anthropic:
         parameters = chat.parameters
         stream = parameters.options.get("stream", False)
         call = Generate(prompts=(chat.chat,), sampling=chat.sampling, stream=stream)
-        request, formatter = build_request(call, http, self._policy, model), MessageFormatter(chat)
-        format_error, headers = parameters.error_formatter(write_error), (*_request_id(), *parameters.headers)
+        request, formatter = build_request(call, http, self._policy, model), MessageFormatter(chat, http.request_id)
+        format_error = parameters.error_formatter(partial(write_error, request_id=http.request_id))
+        headers = (*_id_header(http.request_id), *parameters.headers)
         if stream:
             return HttpStream(
                 request,
@@ -64,19 +65,19 @@ class Anthropic:
         body = object_body(http.body, self._policy)
 
         def reply(response: Response[Tokenized]) -> HttpResponse:
-            return json_response({"input_tokens": len(response.answer.tokens)}, 200, _request_id())
+            return json_response({"input_tokens": len(response.answer.tokens)}, 200, _id_header(http.request_id))
 
         def then(model: str) -> EndpointResult:
             chat = parse_message_request(body, self._policy, CONVERSATION)
             call = Tokenize(chat.chat)
-            format_error = chat.parameters.error_formatter(write_error)
+            format_error = chat.parameters.error_formatter(partial(write_error, request_id=http.request_id))
             return EngineCall(build_request(call, http, self._policy, model), reply, format_error)
 
         return resolve_model(body, http, then)
 
 
-def _request_id() -> Headers:
-    return (("request-id", request_id()),)
+def _id_header(request_id: str) -> Headers:
+    return (("request-id", request_id),)
 
 
 def protocol(policy: Policy) -> HttpProtocol:
@@ -93,10 +94,10 @@ def protocol(policy: Policy) -> HttpProtocol:
     return HttpProtocol("Anthropic", tuple(routes), write_error, errors=messages.ERRORS)
 
 
-def write_error(error: DragomanError | HttpError) -> HttpResponse:
+def write_error(error: DragomanError | HttpError, request_id: str) -> HttpResponse:
     """Format an error as Anthropic does."""
     if isinstance(error, HttpError):
-        body = messages.error_object(messages.type_of_status(error.status), error.message)
-        return json_response(body, error.status, (*_request_id(), *error.headers))
-    headers = (*_request_id(), *error_headers(error))
-    return json_response(messages.format_error_body(error), messages.error_status(error), headers)
+        body = messages.error_object(messages.type_of_status(error.status), error.message, request_id)
+        return json_response(body, error.status, (*_id_header(request_id), *error.headers))
+    headers = (*_id_header(request_id), *error_headers(error))
+    return json_response(messages.format_error_body(error, request_id), messages.error_status(error), headers)

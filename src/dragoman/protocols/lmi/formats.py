@@ -286,7 +286,7 @@ class LmiErrors:
         """All statuses of errors, 424 for those of models."""
         return [424, *(self._codes[code] if isinstance(code, str) else code for _, code, _ in _TYPES)]
 
-    def write(self, error: DragomanError | HttpError) -> HttpResponse:
+    def write(self, error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:
         """Format an error of a request that reached no model."""
         if isinstance(error, HttpError):
             is_client_error = error.status < 500

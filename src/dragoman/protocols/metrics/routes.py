@@ -170,7 +170,7 @@ def _metrics(http: HttpRequest, also: _Families | None) -> EngineCall[tuple[Fami
     return EngineCall(Request(Measure()), format_response)
 
 
-def _format_error(error: DragomanError | HttpError) -> HttpResponse:
+def _format_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:
     text = error.message.encode(errors="replace")
     if isinstance(error, HttpError):
         return HttpResponse(error.status, (text,), (_TEXT, *error.headers))

@@ -314,7 +314,7 @@ def protocol(policy: Policy) -> HttpProtocol:
     return HttpProtocol("Ollama", routes, write_error, errors=messages.ERRORS)
 
 
-def write_error(error: DragomanError | HttpError) -> HttpResponse:
+def write_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:
     """Format an error as Ollama does: `{"error": message}`."""
     if isinstance(error, HttpError):
         return json_response(error_object(error.message), error.status, error.headers)

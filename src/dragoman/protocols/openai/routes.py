@@ -253,7 +253,7 @@ def protocol(policy: Policy) -> HttpProtocol:
     return HttpProtocol("OpenAI", tuple(routes), write_error, errors=messages.errors(STATUSES))
 
 
-def write_error(error: DragomanError | HttpError) -> HttpResponse:
+def write_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:
     """Format an error as OpenAI does: `{"error": {message, type, param, code}}`."""
     if isinstance(error, HttpError):
         kind = "invalid_request_error" if error.status < 500 else "server_error"

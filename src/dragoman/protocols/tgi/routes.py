@@ -264,7 +264,7 @@ def protocol(policy: Policy) -> HttpProtocol:
 # --- errors --------------------------------------------------------------------------------------------------
 
 
-def write_error(error: DragomanError | HttpError) -> HttpResponse:
+def write_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:
     """Format an error as TGI does: `{"error": message, "error_type": type}`."""
     if isinstance(error, HttpError):
         kind = "validation" if error.status < 500 else "generation"

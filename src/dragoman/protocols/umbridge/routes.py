@@ -224,7 +224,7 @@ def support(model: ModelDescription) -> dict[str, bool]:
     return {verb: is_vector_function and call in model.calls for verb, (call, _) in VERBS.items()}
 
 
-def format_error(error: DragomanError | HttpError) -> HttpResponse:
+def format_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:
     """UM-Bridge: status 400 for an invalid request and 500 for a failure of the model, with type and message."""
     if isinstance(error, HttpError):
         kind = "InvalidInput" if error.status < 500 else "ServerError"

@@ -8,12 +8,12 @@ from collections.abc import Coroutine
 from typing import Any, Final, Protocol
 
 from dragoman.protocols.wire import Buffer, HttpError
-from dragoman.system.request_context import Running, new_context, set_context
+from dragoman.system.request_context import Running, new_context, variables_of
 from dragoman.transports.bodies import BodyMemory, ReceiveBuffer
 from dragoman.transports.encoding import decompress
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call_headers import CallHeaders, trailers, trailers_only
-from dragoman.transports.grpc.handlers import GrpcError
+from dragoman.transports.grpc.handlers import GrpcError, public_error
 from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.limits import Limits
@@ -262,8 +262,7 @@ class GrpcCall:
         task.add_done_callback(self._on_done)
 
     def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        set_context(self.context)
-        self.run(self._server.loop.create_task(coroutine))
+        self.run(self._server.loop.create_task(coroutine, context=variables_of(self.context)))
 
     def _expire(self) -> None:
         self.fail(GrpcError("DEADLINE_EXCEEDED", "Request timeout expired"))
@@ -277,6 +276,13 @@ class GrpcCall:
 
     def finish(self, task: asyncio.Task[Any]) -> None:
         raise NotImplementedError
+
+    def status_of(self, error: BaseException | None) -> GrpcError:
+        """Return the status of a call that ended with an error, or without a result."""
+        if isinstance(error, GrpcError):
+            return error
+        unexpected = error or RuntimeError("the handler returned nothing")
+        return GrpcError("INTERNAL", public_error(unexpected, self.context).message)
 
     def count(self, status: str, sent: int = 0) -> None:
         """Count the end of the call, whose response has `sent` bytes."""

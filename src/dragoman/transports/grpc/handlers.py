@@ -24,8 +24,8 @@ from dragoman.protocols.wire import (
     PreliminaryCall,
     Role,
 )
-from dragoman.system import request_context
 from dragoman.system.coroutines import Start
+from dragoman.system.request_context import Context, request_id
 from dragoman.transports.executor import LARGE, LARGE_MESSAGE, MessageExecutor, weight
 
 log = logging.getLogger("dragoman.grpc")
@@ -58,6 +58,9 @@ class Peer(Protocol):
 
     @property
     def deadline_s(self) -> float | None: ...
+
+    @property
+    def context(self) -> Context: ...
 
     async def read(self) -> Any:
         """Return the next message, None after the last."""
@@ -135,16 +138,16 @@ class UnaryMethod:
         """Return the response if it is there at once; else a coroutine that returns it. Raises GrpcError."""
         if len(request.body) > LARGE:
             return self._read(request)
-        request_id = ""
+        own_id = ""
         try:
             exchange = self.method.endpoint(request)
-            request_id = exchange.request.id
+            own_id = exchange.request.id
             response = self.engine.begin(exchange.request)
             if not isinstance(response, Response) or weight(response.answer) > LARGE:
-                return self._rest(exchange, response)
+                return self._rest(exchange, response, request.context)
             return exchange.format_response(response)
         except Exception as error:
-            raise status_error(self.protocol, public_error(error, request_id)) from error
+            raise status_error(self.protocol, public_error(error, request.context, own_id)) from error
 
     async def _read(self, request: GrpcRequest) -> Reply | GrpcResponse:
         """Parse a large message and return the response."""
@@ -152,11 +155,11 @@ class UnaryMethod:
             size = len(request.body)
             exchange = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
         except Exception as error:
-            raise status_error(self.protocol, public_error(error, "")) from error
-        return await self._rest(exchange, self.engine.call(exchange.request))
+            raise status_error(self.protocol, public_error(error, request.context)) from error
+        return await self._rest(exchange, self.engine.call(exchange.request), request.context)
 
     async def _rest(
-        self, exchange: EngineCall[Any, Any], response: Response[Any] | Awaitable[Response[Any]]
+        self, exchange: EngineCall[Any, Any], response: Response[Any] | Awaitable[Response[Any]], context: Context
     ) -> Reply | GrpcResponse:
         try:
             if not isinstance(response, Response):
@@ -164,7 +167,7 @@ class UnaryMethod:
             written: Reply | GrpcResponse = await self.executor.format(exchange.format_response, response)
             return written
         except Exception as error:
-            raise status_error(self.protocol, public_error(error, exchange.request.id)) from error
+            raise status_error(self.protocol, public_error(error, context, exchange.request.id)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,7 @@ class StreamMethod:
     async def talk(self, peer: Peer) -> None:
         async with aclosing(read_messages(peer, self.stopping)) as bodies:
             async for body in bodies:
-                request = GrpcRequest(body, peer.metadata, peer.deadline_s)
+                request = GrpcRequest(body, peer.metadata, peer.deadline_s, peer.context)
                 async with aclosing(self._answers(request, peer)) as answers:
                     async for answer in answers:
                         await self._send(request, answer, peer)
@@ -193,11 +196,11 @@ class StreamMethod:
 
     async def _answers(self, request: GrpcRequest, peer: Peer) -> AsyncGenerator[bytes | DragomanError, None]:
         """Yield the response messages to one message, and its error if there is one."""
-        request_id, stream = "", None
+        own_id, stream = "", None
         try:
             size = len(request.body)
             stream = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
-            request_id = stream.request.id
+            own_id = stream.request.id
             if isinstance(stream, PreliminaryCall):
                 stream = stream.then(await self.engine.call(stream.request))
             async with aclosing(self.engine.stream(stream.request)) as pieces:
@@ -206,7 +209,7 @@ class StreamMethod:
             if stream.end is not None:
                 yield stream.end
         except Exception as error:
-            found = public_error(error, request_id)
+            found = public_error(error, request.context, own_id)
             if isinstance(stream, GrpcStream) and stream.ends_with_status:
                 raise status_error(self.protocol, found) from error
             yield found
@@ -246,13 +249,16 @@ async def read_messages(peer: Peer, stopping: asyncio.Future[None]) -> AsyncGene
         yield message
 
 
-def public_error(error: Exception, request_id: str) -> DragomanError:
-    """Return the error for the client; an unexpected exception is logged and becomes an internal error."""
+def public_error(error: BaseException, context: Context, own_id: str = "") -> DragomanError:
+    """Return the error for the client; an unexpected exception is logged and becomes an internal error.
+
+    `own_id`: the id in the message, which precedes that of the context.
+    """
     if isinstance(error, DragomanError):
         return error
-    request_id = request_id or request_context.request_id()
-    log.error("internal error, request id %r", request_id, exc_info=error)
-    return ServerError(f"internal error, request id {request_id}")
+    number = own_id or request_id(context)
+    log.error("internal error, request id %r", number, exc_info=error)
+    return ServerError(f"internal error, request id {number}")
 
 
 def retry_metadata(wait_s: float) -> tuple[tuple[str, str], ...]:

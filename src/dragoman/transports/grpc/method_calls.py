@@ -10,7 +10,7 @@ from typing import Any
 
 from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
-from dragoman.system.request_context import set_context
+from dragoman.system.request_context import variables_of
 from dragoman.transports.executor import LARGE_MESSAGE
 from dragoman.transports.grpc.call import (
     PREFIX_BYTES,
@@ -22,7 +22,7 @@ from dragoman.transports.grpc.call import (
     prefix,
 )
 from dragoman.transports.grpc.call_headers import OK, RESPONSE_HEADERS, CallHeaders, ok
-from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, UnaryHandler, chunks_of, public_error
+from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, UnaryHandler, chunks_of
 from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Http2Stream
 
@@ -94,7 +94,7 @@ class UnaryCall(GrpcCall):
     def _answer(self, handler: UnaryHandler, message: Buffer) -> None:
         if self._is_closed:
             return
-        request = GrpcRequest(message, self.headers.metadata, self.deadline_s)
+        request = GrpcRequest(message, self.headers.metadata, self.deadline_s, self.context)
         if handler.begin is None:
             self._begin(handler.answer(request))
             return
@@ -122,11 +122,10 @@ class UnaryCall(GrpcCall):
         handler = self.headers.handler
         assert isinstance(handler, UnaryHandler)
         message = await self.decompress_message(compressed)
-        return await handler.answer(GrpcRequest(message, self.headers.metadata, self.deadline_s))
+        return await handler.answer(GrpcRequest(message, self.headers.metadata, self.deadline_s, self.context))
 
     def _begin(self, answering: Coroutine[Any, Any, Reply | GrpcResponse]) -> None:
-        set_context(self.context)
-        start = Start(answering, self._server.loop)
+        start = Start(answering, self._server.loop, variables_of(self.context))
         if start.task is not None:
             self.run(start.task)
             return
@@ -139,7 +138,7 @@ class UnaryCall(GrpcCall):
 
     def _send(self, reply: Reply | GrpcResponse | None, error: BaseException | None) -> None:
         if error is not None or reply is None:
-            self.fail(error if isinstance(error, GrpcError) else _unexpected_error(error))
+            self.fail(self.status_of(error))
             return
         if self._is_closed:
             return
@@ -162,12 +161,6 @@ class UnaryCall(GrpcCall):
         self._stream.send_response(
             RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), *parts), size + 5, ending
         )
-
-
-def _unexpected_error(error: BaseException | None) -> GrpcError:
-    """Return the error for an exception that no handler should raise."""
-    found = public_error(error if isinstance(error, Exception) else RuntimeError(repr(error)), "")
-    return GrpcError("INTERNAL", found.message)
 
 
 class StreamCall(GrpcCall):
@@ -277,10 +270,7 @@ class StreamCall(GrpcCall):
     def finish(self, task: asyncio.Task[Any]) -> None:
         error = task.exception()
         if error is not None:
-            expected = error if isinstance(error, Exception) else RuntimeError(repr(error))
-            self.fail(
-                error if isinstance(error, GrpcError) else GrpcError("INTERNAL", public_error(expected, "").message)
-            )
+            self.fail(self.status_of(error))
         elif not self._is_closed:
             self._is_closed = True
             self.count("OK")

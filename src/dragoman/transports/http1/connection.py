@@ -9,7 +9,7 @@ from typing import Any
 
 from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
-from dragoman.system.request_context import new_context, new_number, set_context
+from dragoman.system.request_context import new_context, new_number, variables_of
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import LARGE_MESSAGE, LoopBudget, ReadLimiter, is_large
 from dragoman.transports.http1.admission import RequestAdmission
@@ -215,7 +215,9 @@ class Http1Connection(asyncio.BufferedProtocol):
                 response: Any = context.application.reject(error, head.summary(writer.context))
             else:
                 body = data[head.size :]
-                request = HttpRequest(head.method, head.path, match.params, head.headers, body, head.query)
+                request = HttpRequest(
+                    head.method, head.path, match.params, head.headers, body, head.query, writer.context
+                )
                 response = copy_context().run(admission.application.begin, match, request, writer)
             if type(response) is HttpResponse:
                 self._since_s = now_s = self._listener.loop.time()
@@ -299,7 +301,9 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._identify(head)
         self._is_responding, self._body_size = True, len(event.body)
         self._writer.begin(head)
-        request = HttpRequest(head.method, head.path, match.params, head.headers, event.body, head.query)
+        request = HttpRequest(
+            head.method, head.path, match.params, head.headers, event.body, head.query, self._writer.context
+        )
         if self._body_size > LARGE_MESSAGE:
             self._is_queued = not self._budget.run(partial(self._respond_in_turn, head, request))
         else:
@@ -341,8 +345,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._run(response or application.answer(match, request, writer))
 
     def _run(self, responding: Coroutine[Any, Any, None]) -> None:
-        set_context(self._writer.context)
-        start = Start(responding, self._listener.loop)
+        start = Start(responding, self._listener.loop, variables_of(self._writer.context))
         self._task = start.task
         if start.task is not None:
             start.task.add_done_callback(self._task_done)

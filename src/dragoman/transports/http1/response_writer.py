@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from dragoman.protocols.wire import Buffer, Headers, HttpResponse
-from dragoman.system.request_context import request_id
+from dragoman.system.request_context import request_id, variables_of
 from dragoman.transports.clients import Warnings
 from dragoman.transports.counters import TransportCounters
 from dragoman.transports.http1.headers import Http1Headers
@@ -35,7 +35,7 @@ class StreamFlushes:
 
     def add(self, writer: "Http1ResponseWriter", loop: asyncio.AbstractEventLoop) -> None:
         if not self._writers:
-            loop.call_soon(self._run)
+            loop.call_soon(self._run, context=variables_of(()))
         self._writers.append(writer)
 
     def _run(self) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
-from dragoman.system.request_context import client_request_id, new_context, set_context
+from dragoman.system.request_context import client_request_id, new_context, variables_of
 from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
@@ -146,14 +146,14 @@ class Http2Request:
             self._reject(HttpError(408, text))
 
     def _start(self) -> None:
-        set_context(self._context)
         path, _, query = self._request_headers.path.partition("?")
         body = b"" if self._body is None else self._body.take()
         assert self._match is not None
         request = HttpRequest(
-            self._request_headers.method, unquote(path), self._match.params, self._headers, body, query
+            self._request_headers.method, unquote(path), self._match.params, self._headers, body, query, self._context
         )
-        start = Start(self._application.answer(self._match, request, self), self._service.loop)
+        answering = self._application.answer(self._match, request, self)
+        start = Start(answering, self._service.loop, variables_of(self._context))
         self._task = start.task
         if start.task is not None:
             start.task.add_done_callback(self._on_done)
