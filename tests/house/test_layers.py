@@ -172,7 +172,7 @@ def test_no_string_names_a_module_of_another_package() -> None:
 def test_modules_and_functions_are_short(path: Path) -> None:
     text = path.read_text()
     assert "TYPE_CHECKING" not in text
-    assert len(text.splitlines()) <= 450
+    assert len(text.splitlines()) <= 600
     for node in ast.walk(TREES[path]):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0]

@@ -139,6 +139,18 @@ async def test_tools_and_their_results(client: Any, server: TextServer) -> None:
     assert sent.tools[0]["function"]["parameters"] == WEATHER["input_schema"]
 
 
+async def test_thinking_may_be_omitted(server: TextServer) -> None:
+    body = request("<think>a</think>b", thinking={"type": "adaptive", "display": "omitted"})
+    message = (await server.post(PATH, body)).json
+    assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+    assert message["content"][0]["thinking"] == ""
+    assert message["content"][0]["signature"]
+    events = typed_events((await server.post(PATH, {**body, "stream": True})).body)
+    kinds = [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"]
+    assert kinds[0] == "signature_delta"
+    assert "thinking_delta" not in kinds
+
+
 async def test_system_prefill_thinking_and_format_reach_the_model(server: TextServer) -> None:
     schema = {"type": "object", "properties": {}}
     body = request(

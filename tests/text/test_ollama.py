@@ -129,7 +129,7 @@ async def test_formats_and_options_reach_the_model(server: TextServer) -> None:
     sampling = server.model().calls[-1].sampling
     assert json.loads(sampling.grammar.text) == schema
     assert (sampling.repetition_penalty, sampling.top_k, sampling.seed) == (1.5, 3, 5)
-    assert response.headers["x-ignored-parameters"] == "keep_alive, mirostat"
+    assert response.headers["x-ignored-parameters"] == "keep_alive, num_ctx, mirostat"
     await server.post("/api/generate", {"model": "ReverseModel", "prompt": "a", "format": "json"})
     assert server.model().calls[-1].sampling.grammar.kind == "json_object"
 

@@ -63,8 +63,11 @@ class TokenCount(msgspec.Struct):
 
 
 class AnthropicError(msgspec.Struct):
+    """`details` has a reason for programs, of errors about threads."""
+
     type: str
     message: str
+    details: Mapping[str, Any] | None = None
 
 
 class AnthropicErrorMessage(msgspec.Struct):
@@ -98,8 +101,8 @@ def format_error_body(error: DragomanError, request_id: str) -> dict[str, Any]:
     return error_object(_row(error)[1], error.message, request_id)
 
 
-def error_object(kind: str, message: str, request_id: str) -> dict[str, Any]:
-    error = {"type": kind, "message": replace_surrogates(message)}
+def error_object(kind: str, message: str, request_id: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    error = {"type": kind, "message": replace_surrogates(message), **({"details": details} if details else {})}
     return {"type": "error", "error": error, "request_id": request_id}
 
 

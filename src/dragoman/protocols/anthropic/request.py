@@ -1,26 +1,35 @@
 """Requests of Anthropic's Messages API: content blocks and tools as a chat."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import check_value, flag, format_value, integer, number
+from dragoman.core.sampling import InvalidValueError, ValueKind, check_value, flag, format_value, integer, number
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation, reasoning_variables
-from dragoman.protocols.text_common.chat_reader import join_system_messages, json_object
+from dragoman.protocols.text_common.chat_reader import join_system_messages
 from dragoman.protocols.text_common.images import image_part
-from dragoman.protocols.text_common.openai_format import COMMON, anything
+from dragoman.protocols.text_common.openai_format import COMMON
 from dragoman.protocols.text_common.parameters import (
     Parameter,
     ParsedParameters,
     add_flat_format,
+    anything,
     get_object,
+    ignored,
+    json_object,
+    label,
+    one_of,
     option,
+    options,
     parse_parameters,
+    reject_unused,
     sets,
+    unsupported,
 )
-from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES
+from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES, tool_fields_without_effect
 from dragoman.protocols.wire import Policy
 
 _CALL_ID = "toolu_"  # removed from ids for chat templates: those of Mistral accept only short ids
@@ -29,6 +38,22 @@ _MIN_BUDGET = 1024
 _BILLING = "x-anthropic-billing-header"
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
 
+_CLEARS_THINKING = "clear_thinking_"  # edits of thinking in earlier turns, which chat templates leave out anyway
+
+
+def _context_management() -> ValueKind:
+    def convert(value: Any) -> list[Any]:
+        edits = value.get("edits") if isinstance(value, dict) else None
+        types = [each.get("type") if isinstance(each, dict) else None for each in edits or ()]
+        is_known = all(isinstance(each, str) and each.startswith(_CLEARS_THINKING) for each in types)
+        if not isinstance(value, dict) or not isinstance(edits, list | None) or not is_known:
+            raise InvalidValueError
+        return edits or []
+
+    text = "with `edits` that clear thinking alone: this server keeps tool results, and does not compact conversations"
+    return ValueKind(f"an object {text}", convert)
+
+
 # Parameters of a conversation, which token counting has too.
 CONVERSATION: Mapping[str, Parameter] = {
     "messages": option("messages", anything()),
@@ -36,9 +61,26 @@ CONVERSATION: Mapping[str, Parameter] = {
     "system": option("system", anything()),
     "tools": option("tools", anything()),
     "tool_choice": option("tool_choice", json_object()),
-    "thinking": option("thinking", json_object()),
-    "output_config": option("output_config", json_object()),
-    **{name: option(name, anything()) for name in ("metadata", "service_tier", "container", "cache_control")},
+    "thinking": options(
+        "thinking",
+        {
+            "type": option("type", one_of("enabled", "disabled", "adaptive")),
+            "budget_tokens": option("budget_tokens", anything()),
+            "display": option("display", one_of("summarized", "omitted")),
+            "block_binding": ignored(),
+        },
+    ),
+    "output_config": options(
+        "output_config",
+        {"effort": option("effort", anything()), "format": option("format", anything()), "task_budget": ignored()},
+    ),
+    "output_format": unsupported("send it as `output_config.format`"),
+    "cache_control": label(),  # prefixes of prompts are cached without being asked
+    "context_management": option("context_management", _context_management()),
+    "compaction": unsupported("this server does not summarize conversations"),
+    "mcp_servers": unsupported("this server calls no tools; offer those of the server as `tools`"),
+    "speed": ignored("standard"),
+    "billing_policy": ignored(),
 }
 PARAMETERS: Mapping[str, Parameter] = {
     **CONVERSATION,
@@ -48,19 +90,35 @@ PARAMETERS: Mapping[str, Parameter] = {
     "top_p": sets("top_p"),
     **{name: COMMON[name] for name in ("top_k", "min_p", "repetition_penalty", "seed", "adapter")},
     "stream": option("stream", flag()),
+    "thread": option("thread", anything()),  # see threads.py
+    "container": unsupported("this server runs no code"),
+    "metadata": label(),
+    "service_tier": label(),  # this server has one
+    "inference_geo": ignored(),
+    "diagnostics": ignored(),
+    "fallbacks": ignored(),  # for models that decline to answer
+    "fallback_credit_token": ignored(),
 }
 
 
 def parse_message_request(
-    body: Mapping[str, Any], policy: Policy, table: Mapping[str, Parameter] = PARAMETERS
+    body: Mapping[str, Any], policy: Policy, table: Mapping[str, Parameter] = PARAMETERS, *, earlier: int = 0
 ) -> ChatRequest:
-    """Return the chat of a body, with the parameters of a table. Raises InvalidInput naming the field."""
+    """Return the chat of a body, with the parameters of a table. Raises InvalidInput naming the field.
+
+    `earlier`: how many of the messages are from earlier requests.
+    """
     parameters = parse_parameters(body, table, policy)
+    unused = ["thinking.budget_tokens"] if "budget_tokens" in get_object(parameters.options, "thinking") else []
+    unused += ["context_management"] if parameters.options.get("context_management") else []
+    unused += tool_fields_without_effect(parameters.options.get("tools"))
+    reject_unused(unused, policy)
+    parameters = replace(parameters, ignored=(*parameters.ignored, *unused))
     parameters.names["prompt"] = "messages"
     if table is PARAMETERS and "max_new_tokens" not in parameters.fields:
         raise InvalidInput("`max_tokens` must be an integer that is strictly positive; got none")
     options = parameters.options
-    messages = _messages(options.get("messages"))
+    messages = _messages(options.get("messages"), earlier)
     chat = {
         "messages": join_system_messages([*_system(options.get("system")), *messages]),
         "tools": _tools(options.get("tools")),
@@ -118,13 +176,13 @@ def _texts(content: Any, where: str) -> list[str]:
     return texts
 
 
-def _messages(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value:
+def _messages(value: Any, earlier: int) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or len(value) <= earlier:
         raise InvalidInput(f"`messages` must be a list of at least one message; got {format_value(value)}")
     messages: list[dict[str, Any]] = []
     calls: set[str] = set()
     for i, message in enumerate(value):
-        where = f"`messages[{i}]`"
+        where = f"`messages[{i - earlier}]`"
         match message:
             case {"role": "user" | "assistant" | "system" as role, "content": content}:
                 blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -13,6 +13,7 @@ from dragoman.core.text import Generation
 from dragoman.protocols.anthropic.messages import format_error_body
 from dragoman.protocols.text_common.chat import ChatRequest
 from dragoman.protocols.text_common.chat_reader import ChatReader, parse_arguments
+from dragoman.protocols.text_common.parameters import get_object
 from dragoman.protocols.text_common.tools import Reasoning, ToolCallDelta
 
 _Event = dict[str, Any]
@@ -24,6 +25,7 @@ class MessageFormatter:
     def __init__(self, request: ChatRequest, request_id: str) -> None:
         self._request_id = request_id
         self._parameters = request.parameters
+        self._omits_thinking = get_object(request.parameters.options, "thinking").get("display") == "omitted"
         self._reader = ChatReader(request)
         self._id = f"msg_{uuid.uuid4().hex}"
         self._blocks: list[dict[str, Any]] = []
@@ -34,6 +36,11 @@ class MessageFormatter:
         """Return the whole message."""
         for _ in (*self._add(response, is_whole=True), *self._close()):
             pass
+        return self.message
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The whole message, once it is complete."""
         return {**self._message(), "content": self._blocks, **self._stop(), "usage": self._usage()}
 
     def format_chunk(self, response: Response[Generation]) -> bytes:
@@ -63,7 +70,8 @@ class MessageFormatter:
                 case Reasoning():
                     if not self._is_in("thinking"):
                         yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
-                    yield from self._delta("thinking_delta", "thinking", part.text)
+                    if not self._omits_thinking:
+                        yield from self._delta("thinking_delta", "thinking", part.text)
                 case str():
                     if part and not self._is_in("text"):
                         yield from self._open({"type": "text", "text": ""})

@@ -10,6 +10,7 @@ from dragoman.core.text import Generation, Tokenized
 from dragoman.protocols.anthropic import messages
 from dragoman.protocols.anthropic.request import CONVERSATION, parse_message_request
 from dragoman.protocols.anthropic.response import MessageFormatter
+from dragoman.protocols.anthropic.threads import Thread, ThreadError, load_thread, parse_thread, read_thread
 from dragoman.protocols.text_common.openai_format import resolve_model
 from dragoman.protocols.text_common.parameters import EVENT_STREAM, build_request, object_body
 from dragoman.protocols.wire import (
@@ -22,6 +23,7 @@ from dragoman.protocols.wire import (
     HttpResponse,
     HttpStream,
     Policy,
+    PreliminaryCall,
     Route,
     error_headers,
     json_response,
@@ -33,13 +35,22 @@ class Anthropic:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self._has_store = policy.max_stored_responses > 0
 
     def create(self, http: HttpRequest) -> EndpointResult:
         body = object_body(http.body, self._policy)
-        return resolve_model(body, http, lambda name: self._create(body, http, name))
 
-    def _create(self, body: Mapping[str, Any], http: HttpRequest, model: str) -> EndpointResult:
-        chat = parse_message_request(body, self._policy)
+        def respond(thread: Thread | None) -> EndpointResult:
+            whole = body if thread is None else thread.complete(body)
+            return resolve_model(whole, http, lambda name: self._create(whole, http, name, thread))
+
+        thread = parse_thread(body.get("thread"), has_store=self._has_store)
+        if thread is None or not thread.previous_id:
+            return respond(thread)
+        return PreliminaryCall(read_thread(http, thread), lambda found: respond(load_thread(thread, found.answer)))
+
+    def _create(self, body: Mapping[str, Any], http: HttpRequest, model: str, thread: Thread | None) -> EndpointResult:
+        chat = parse_message_request(body, self._policy, earlier=0 if thread is None else len(thread.messages))
         parameters = chat.parameters
         stream = parameters.options.get("stream", False)
         call = Generate(prompts=(chat.chat,), sampling=chat.sampling, stream=stream)
@@ -54,12 +65,20 @@ class Anthropic:
                 headers=(*EVENT_STREAM, *headers),
                 format_error=format_error,
                 format_last_chunk=formatter.format_last_chunk,
+                final_request=None if thread is None else lambda: thread.save(http, body, formatter.message),
             )
 
         def reply(response: Response[Generation]) -> HttpResponse:
             return json_response(formatter.complete(response), 200, headers)
 
-        return EngineCall(request, reply, format_error)
+        if thread is None:
+            return EngineCall(request, reply, format_error)
+
+        def save(response: Response[Generation]) -> EndpointResult:
+            result = reply(response)
+            return EngineCall(thread.save(http, body, formatter.message), lambda _: result)
+
+        return PreliminaryCall(request, save, format_error)
 
     def count_tokens(self, http: HttpRequest) -> EndpointResult:
         body = object_body(http.body, self._policy)
@@ -97,7 +116,8 @@ def protocol(policy: Policy) -> HttpProtocol:
 def write_error(error: DragomanError | HttpError, request_id: str) -> HttpResponse:
     """Format an error as Anthropic does."""
     if isinstance(error, HttpError):
-        body = messages.error_object(messages.type_of_status(error.status), error.message, request_id)
+        details = error.details if isinstance(error, ThreadError) else None
+        body = messages.error_object(messages.type_of_status(error.status), error.message, request_id, details)
         return json_response(body, error.status, (*_id_header(request_id), *error.headers))
     headers = (*_id_header(request_id), *error_headers(error))
     return json_response(messages.format_error_body(error, request_id), messages.error_status(error), headers)

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.protocols.ollama.request import CHAT, GENERATE
+from dragoman.protocols.ollama.request import CHAT, EMBED, GENERATE
 from dragoman.protocols.text_common.parameters import body_schema
 from dragoman.protocols.wire import JSON, ErrorResponses, Operation
 
@@ -77,7 +77,6 @@ class OllamaError(msgspec.Struct):
 
 ERRORS = ErrorResponses(frozenset((400, 401, 403, 404, 429, 500, 503, 504)), {JSON: OllamaError})
 _NAME = {"type": "string"}
-_TEXTS = {"anyOf": [_NAME, {"type": "array", "items": _NAME}]}
 
 
 def _body(**fields: Any) -> dict[str, Any]:
@@ -92,12 +91,8 @@ GENERATE_OPERATION = Operation(
     {200: {LINES: None, JSON: OllamaGenerateResponse}},
     {JSON: body_schema(GENERATE)},
 )
-EMBED = Operation(
-    "Compute embeddings of texts", {200: {JSON: OllamaEmbeddings}}, _body(model=_NAME, input=_TEXTS, dimensions={})
-)
-EMBEDDINGS = Operation(
-    "Compute the embedding of a text", {200: {JSON: OllamaEmbedding}}, _body(model=_NAME, prompt=_NAME)
-)
+EMBED_OPERATION = Operation("Compute embeddings of texts", {200: {JSON: OllamaEmbeddings}}, {JSON: body_schema(EMBED)})
+EMBEDDINGS = Operation("Compute the embedding of a text", {200: {JSON: OllamaEmbedding}}, {JSON: body_schema(EMBED)})
 SHOW = Operation("Describe a model", {200: {JSON: OllamaModel}}, _body(model=_NAME, name=_NAME))
 TAGS = Operation("List the text models", {200: {JSON: OllamaModels}})
 RUNNING = Operation("List the loaded text models", {200: {JSON: OllamaModels}})

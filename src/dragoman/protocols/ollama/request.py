@@ -18,18 +18,22 @@ from dragoman.core.sampling import (
 )
 from dragoman.core.text import Chat, Grammar, RawPrompt
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation
-from dragoman.protocols.text_common.chat_reader import json_object
 from dragoman.protocols.text_common.images import image_part
-from dragoman.protocols.text_common.openai_format import COMMON, anything
+from dragoman.protocols.text_common.openai_format import COMMON
 from dragoman.protocols.text_common.parameters import (
     JSON_SCHEMA,
     Parameter,
     ParsedParameters,
+    anything,
+    body_schema,
     get_object,
+    ignored,
+    json_object,
     option,
     parse_parameters,
     reject_unused,
     sets,
+    unsupported,
 )
 from dragoman.protocols.text_common.tools import Tools
 from dragoman.protocols.wire import Policy
@@ -78,17 +82,34 @@ def _keep_alive() -> ValueKind:
 
 
 _MAX_INTEGER = (1 << 31) - 1
+# Negative values of these mean none.
+_OPTIONAL = ("num_predict", "seed", "repeat_last_n")
+OPTIONS: Mapping[str, Parameter] = {
+    "num_predict": sets("max_new_tokens", integer(1, _MAX_INTEGER)),
+    "seed": sets("seed", integer(0)),
+    "temperature": sets("temperature", number(0.0, 2.0)),
+    "repeat_penalty": sets("repetition_penalty"),
+    "top_p": sets("top_p"),
+    **{name: COMMON[name] for name in ("top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "stop")},
+    "repeat_last_n": ignored(),
+    "tfs_z": ignored(1.0),
+    **{name: ignored() for name in ("mirostat", "mirostat_eta", "mirostat_tau", "penalize_newline")},
+    # Options of the memory and the devices of Ollama's engine.
+    **{name: ignored() for name in ("num_ctx", "num_keep", "num_batch", "num_gpu", "num_thread", "main_gpu", "numa")},
+    **{name: ignored() for name in ("low_vram", "f16_kv", "use_mmap", "use_mlock")},
+    **{name: ignored() for name in ("embedding_only", "logits_all", "vocab_only")},
+}
 KEEP_ALIVE = option("keep_alive", _keep_alive())
 _SHARED: Mapping[str, Parameter] = {
     "model": option("model", text()),
     "stream": option("stream", flag()),
     "think": option("think", _think()),
-    "options": option("options", json_object()),
+    "options": option("options", replace(json_object(), schema=body_schema(OPTIONS))),
     "logprobs": option("logprobs", flag()),
     "top_logprobs": sets("top_logprobs"),
     "format": sets("grammar", _format()),
     "keep_alive": KEEP_ALIVE,
-    "shift": option("shift", anything()),
+    "shift": ignored(),
     "truncate": option("truncate", flag()),
 }
 CHAT: Mapping[str, Parameter] = {
@@ -101,19 +122,20 @@ GENERATE: Mapping[str, Parameter] = {
     "prompt": option("prompt", text()),
     "system": option("system", text()),
     "raw": option("raw", flag()),
-    **{name: option(name, anything()) for name in ("suffix", "template", "context", "images")},
+    "images": option("images", anything()),
+    "suffix": unsupported("this server continues prompts, and does not fill in text between two"),
+    "template": unsupported("prompts have the chat template of the model; send `raw`: true for none"),
+    "context": unsupported("send the conversation as `messages` to /api/chat"),
+    **{name: unsupported("this server generates no images") for name in ("width", "height", "steps")},
 }
-# Negative values of these mean none.
-_OPTIONAL = ("num_predict", "seed", "repeat_last_n")
-OPTIONS: Mapping[str, Parameter] = {
-    "num_predict": sets("max_new_tokens", integer(1, _MAX_INTEGER)),
-    "seed": sets("seed", integer(0)),
-    "temperature": sets("temperature", number(0.0, 2.0)),
-    "repeat_penalty": sets("repetition_penalty"),
-    "top_p": sets("top_p"),
-    **{name: COMMON[name] for name in ("top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "stop")},
-    # Options of the memory of Ollama's engine, which have no effect here.
-    **{name: option(name, anything()) for name in ("num_ctx", "num_keep", "num_batch", "num_gpu", "num_thread")},
+EMBED: Mapping[str, Parameter] = {
+    "model": option("model", anything()),
+    "input": option("input", anything()),
+    "prompt": option("prompt", anything()),  # of the older route
+    "dimensions": option("dimensions", integer(1)),
+    "options": _SHARED["options"],
+    "keep_alive": KEEP_ALIVE,
+    "truncate": option("truncate", flag()),
 }
 
 
@@ -142,9 +164,6 @@ def parse_generate_request(body: Mapping[str, Any], policy: Policy) -> tuple[Cha
     """
     parameters = _parameters(body, GENERATE, policy)
     options = parameters.options
-    for name in ("suffix", "template", "context"):
-        if options.get(name):
-            raise InvalidInput(f"`{name}` is not supported; got {format_value(options[name])}")
     prompt = options.get("prompt", "")
     system = [{"role": "system", "content": options["system"]}] if options.get("system") else []
     if options.get("raw") and options.get("images"):

@@ -22,14 +22,14 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
 from dragoman.core.record_calls import KeepLoaded, ListLoaded, LoadedModel
-from dragoman.core.sampling import flag, format_value, integer
+from dragoman.core.sampling import format_value
 from dragoman.core.text import Chat, Generation
 from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.protocols.ollama import messages
 from dragoman.protocols.ollama.request import (
     CHAT,
+    EMBED,
     GENERATE,
-    KEEP_ALIVE,
     is_load,
     parse_chat_request,
     parse_fields,
@@ -38,12 +38,10 @@ from dragoman.protocols.ollama.request import (
 from dragoman.protocols.ollama.response import OllamaFormatter, error_object, now
 from dragoman.protocols.text_common.chat import ChatRequest
 from dragoman.protocols.text_common.embeddings import normalize_vectors, shorten_vectors
-from dragoman.protocols.text_common.openai_format import anything, resolve_model, status_of
+from dragoman.protocols.text_common.openai_format import resolve_model, status_of
 from dragoman.protocols.text_common.parameters import (
-    Parameter,
     build_request,
     object_body,
-    option,
 )
 from dragoman.protocols.wire import (
     JSON_TYPE,
@@ -63,12 +61,6 @@ from dragoman.protocols.wire import (
 
 _LATEST = ":latest"
 _CENTURIES_S = (1 << 63) / 1e9  # the longest duration in Go
-_EMBED: Mapping[str, Parameter] = {
-    "dimensions": option("dimensions", integer(1)),
-    **{name: option(name, anything()) for name in ("model", "input", "prompt", "options")},
-    "keep_alive": KEEP_ALIVE,
-    "truncate": option("truncate", flag()),
-}
 _Parse = Callable[[Mapping[str, Any], Policy], tuple[ChatRequest, str | Chat]]
 
 
@@ -154,7 +146,7 @@ class Ollama:
         self, http: HttpRequest, field: str, format_vectors: Callable[[Any, dict[str, Any]], dict[str, Any]]
     ) -> EndpointResult:
         body, started_ns = self._body(http), time.monotonic_ns()
-        parameters = parse_fields(body, _EMBED, self._policy)
+        parameters = parse_fields(body, EMBED, self._policy)
         value = body.get(field)
         texts: list[Any] = value if isinstance(value, list) else [value]
         is_empty = value in (None, "", [])
@@ -304,7 +296,7 @@ def protocol(policy: Policy) -> HttpProtocol:
     routes = (
         Route("POST", "/api/chat", at.chat, role="infer", operation=messages.CHAT_OPERATION),
         Route("POST", "/api/generate", at.generate, role="infer", operation=messages.GENERATE_OPERATION),
-        Route("POST", "/api/embed", at.embed, role="infer", operation=messages.EMBED),
+        Route("POST", "/api/embed", at.embed, role="infer", operation=messages.EMBED_OPERATION),
         Route("POST", "/api/embeddings", at.embeddings, role="infer", operation=messages.EMBEDDINGS),
         Route("POST", "/api/show", at.show, role="read", operation=messages.SHOW),
         Route("GET", "/api/tags", at.tags, role="read", operation=messages.TAGS),

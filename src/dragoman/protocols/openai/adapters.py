@@ -7,10 +7,10 @@ import msgspec
 
 from dragoman.core.sampling import flag, text
 from dragoman.core.text_engine_calls import LoadAdapter, UnloadAdapter
-from dragoman.protocols.text_common.openai_format import anything
 from dragoman.protocols.text_common.parameters import (
     Parameter,
     after_authorization,
+    anything,
     build_request,
     object_body,
     option,

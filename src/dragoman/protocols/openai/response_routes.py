@@ -1,6 +1,5 @@
 """Endpoints of OpenAI's Responses API: create, and read or delete what is stored."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
@@ -24,6 +23,7 @@ from dragoman.protocols.openai.responses import (
 from dragoman.protocols.text_common import parameters as common
 from dragoman.protocols.text_common.openai_format import resolve_model
 from dragoman.protocols.text_common.parameters import EVENT_STREAM, ParsedParameters, object_body
+from dragoman.protocols.text_common.records import owner_of
 from dragoman.protocols.wire import (
     EndpointResult,
     EngineCall,
@@ -33,7 +33,6 @@ from dragoman.protocols.wire import (
     HttpStream,
     Policy,
     PreliminaryCall,
-    bearer_token,
     json_response,
 )
 
@@ -126,7 +125,7 @@ class Responses:
             value = orjson.dumps({"response": formatter.value, "input": [*history, *new]})
             # For requests that refer to them. Items that this one refers to belong to another response.
             parts = {_id_of(item): orjson.dumps(item) for item in (*compress(new, is_new), *formatter.value["output"])}
-            return Request(SaveRecord(_owner(http), formatter.value["id"], value, parts))
+            return Request(SaveRecord(owner_of(http), formatter.value["id"], value, parts))
 
         def reply(response: Response[Generation]) -> EndpointResult:
             result = json_response(formatter.complete(response), 200, headers)
@@ -190,7 +189,7 @@ class Responses:
                 return self._write_error(_missing(id_))
             return json_response({"id": id_, "object": "response", "deleted": True})
 
-        return EngineCall(Request(DeleteRecord(_owner(http), id_)), reply)
+        return EngineCall(Request(DeleteRecord(owner_of(http), id_)), reply)
 
     def _read(
         self,
@@ -206,12 +205,7 @@ class Responses:
                 raise missing(id_)
             return then(orjson.loads(response.answer))
 
-        return PreliminaryCall(Request(ReadRecord(_owner(http), id_, is_part)), continue_with)
-
-
-def _owner(http: HttpRequest) -> str:
-    """Return a name of the caller's key that does not disclose it."""
-    return hashlib.blake2b(bearer_token(http.headers).encode(), digest_size=16).hexdigest()
+        return PreliminaryCall(Request(ReadRecord(owner_of(http), id_, is_part)), continue_with)
 
 
 def _missing(id_: str) -> HttpError:

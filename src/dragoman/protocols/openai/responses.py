@@ -14,19 +14,27 @@ from dragoman.core.sampling import (
 )
 from dragoman.core.text_limits import MAX_MESSAGES
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation, reasoning_variables
-from dragoman.protocols.text_common.chat_reader import join_system_messages, json_object, one_of
-from dragoman.protocols.text_common.openai_format import COMMON, anything
+from dragoman.protocols.text_common.chat_reader import join_system_messages
+from dragoman.protocols.text_common.openai_format import COMMON
 from dragoman.protocols.text_common.parameters import (
     GUIDED,
     Parameter,
     ParsedParameters,
     add_flat_format,
+    anything,
     get_object,
+    ignored,
+    json_object,
+    label,
+    one_of,
     option,
+    options,
     parse_parameters,
+    reject_unused,
     sets,
+    unsupported,
 )
-from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES
+from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES, tool_fields_without_effect
 from dragoman.protocols.wire import Policy
 
 _CALL_ID = "call_"  # removed from ids for chat templates: those of Mistral accept only short ids
@@ -37,10 +45,20 @@ ECHOED = (
     "user",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
-    "service_tier",
     "max_tool_calls",
 )
+_LOGPROBS = "message.output_text.logprobs"
+_REASONING: Mapping[str, Parameter] = {
+    "effort": option("effort", anything()),
+    "summary": ignored(),
+    "generate_summary": ignored(),
+    "context": ignored("auto"),
+    "mode": ignored("standard"),
+}
+_TEXT: Mapping[str, Parameter] = {"format": option("format", anything()), "verbosity": ignored("medium")}
+_NO_BACKGROUND = "this server does not run responses in the background"
 
 
 def _texts() -> ValueKind:
@@ -64,21 +82,27 @@ PARAMETERS: Mapping[str, Parameter] = {
     "structured_outputs": GUIDED["structured_outputs"],
     "max_output_tokens": sets("max_new_tokens"),
     "top_logprobs": sets("top_logprobs"),
-    "stream_options": option("stream_options", json_object()),
+    "stream_options": options("stream_options", {"include_obfuscation": label()}),
     "input": option("input", anything()),
     "instructions": option("instructions", text()),
-    "text": option("text", json_object()),
-    "reasoning": option("reasoning", json_object()),
+    "text": options("text", _TEXT),
+    "reasoning": options("reasoning", _REASONING),
     "include_reasoning": option("include_reasoning", flag()),
     "tools": option("tools", anything()),
     "tool_choice": option("tool_choice", anything()),
     "parallel_tool_calls": option("parallel_tool_calls", flag()),
     "chat_template_kwargs": option("chat_template_kwargs", json_object()),
     "previous_response_id": option("previous_response_id", text()),
-    "conversation": option("conversation", anything()),
-    "prompt": option("prompt", anything()),
     "store": option("store", flag()),
-    "background": option("background", flag()),
+    "conversation": unsupported("send its items as `input`, or a `previous_response_id`"),
+    "prompt": unsupported("send its text as `instructions` and `input`"),
+    "background": unsupported(f"{_NO_BACKGROUND}: expected false"),
+    "background_options": unsupported(_NO_BACKGROUND),
+    "context_management": unsupported('this server does not compact conversations; `truncation`: "auto" shortens them'),
+    "moderation": unsupported("this server does not moderate texts"),
+    "access_programs": ignored(),
+    "image": ignored(),
+    "service_tier": ignored("auto", "default"),
     "truncation": option("truncation", one_of("disabled", "auto")),
     "include": option("include", _texts()),
     **{name: option(name, anything()) for name in ECHOED},
@@ -89,16 +113,11 @@ def parse_response_parameters(body: Mapping[str, Any], policy: Policy) -> Parsed
     """Parse and check the fields of a request, except input and tools. Raises InvalidInput naming the field."""
     parameters = parse_parameters(body, PARAMETERS, policy)
     parameters.names["prompt"] = "input"
-    options = parameters.options
-    for name, alternative in (
-        ("prompt", "send its text as `instructions` and `input`"),
-        ("conversation", "send its items as `input`, or a `previous_response_id`"),
-    ):
-        if name in options:
-            raise InvalidInput(f"`{name}` is not supported: {alternative}")
-    if options.get("background"):
-        raise InvalidInput("`background` must be false: this server does not run responses in the background")
-    return add_flat_format(parameters, "text.format", get_object(options, "text").get("format"), policy)
+    unused = [f"include.{name}" for name in parameters.options.get("include", ()) if name != _LOGPROBS]
+    unused += tool_fields_without_effect(parameters.options.get("tools"))
+    reject_unused(unused, policy)
+    parameters = replace(parameters, ignored=(*parameters.ignored, *unused))
+    return add_flat_format(parameters, "text.format", get_object(parameters.options, "text").get("format"), policy)
 
 
 def build_request(

@@ -33,7 +33,6 @@ from dragoman.protocols.text_common.completions import parse_completion_request
 from dragoman.protocols.text_common.embeddings import shorten_vectors
 from dragoman.protocols.text_common.openai_format import (
     STATUSES,
-    anything,
     error_body,
     resolve_model,
     status_of,
@@ -41,8 +40,10 @@ from dragoman.protocols.text_common.openai_format import (
 )
 from dragoman.protocols.text_common.parameters import (
     Parameter,
+    anything,
     build_request,
     is_token_id,
+    label,
     object_body,
     option,
     parse_parameters,
@@ -77,7 +78,7 @@ def _format() -> ValueKind:
 _PARAMETERS: Mapping[str, Parameter] = {
     "input": option("input", anything()),
     "model": option("model", anything()),
-    "user": option("user", anything()),
+    "user": label(),
     "encoding_format": option("encoding_format", _format()),
     "dimensions": option("dimensions", integer(1)),
     "truncate_prompt_tokens": option("truncate", truncation()),

@@ -16,7 +16,6 @@ from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.protocols.text_common.embeddings import normalize_vectors, shorten_vectors
 from dragoman.protocols.text_common.openai_format import (
     Envelope,
-    anything,
     error_body,
     resolve_model,
     status_of,
@@ -25,7 +24,9 @@ from dragoman.protocols.text_common.openai_format import (
 from dragoman.protocols.text_common.parameters import (
     Parameter,
     ParsedParameters,
+    anything,
     build_request,
+    label,
     object_body,
     option,
     parse_parameters,
@@ -87,7 +88,7 @@ def _direction() -> ValueKind:
 
 _COMMON: Mapping[str, Parameter] = {
     "model": option("model", anything()),
-    "user": option("user", anything()),
+    "user": label(),
     "truncate_prompt_tokens": option("truncate", truncation()),
     "truncation_side": option("truncation_side", truncation_side()),
     "use_activation": option("use_activation", flag()),

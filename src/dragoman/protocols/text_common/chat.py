@@ -18,20 +18,23 @@ from dragoman.protocols.text_common.openai_format import (
     COMMON,
     DONE,
     FormatError,
-    anything,
     error_event,
-    parse_parameters,
     resolve_model,
     resolve_options,
 )
 from dragoman.protocols.text_common.parameters import (
     Parameter,
     ParsedParameters,
+    anything,
     build_request,
     enforceable,
     get_object,
+    ignored,
+    label,
     option,
+    parse_parameters,
     sets,
+    unsupported,
 )
 from dragoman.protocols.text_common.tools import Tools, message_or_calls, parse_tools
 from dragoman.protocols.wire import EndpointResult, EngineCall, HttpRequest, HttpStream, Policy
@@ -61,6 +64,18 @@ PARAMETERS: Mapping[str, Parameter] = {
     "top_logprobs": sets("top_logprobs"),
     "include_reasoning": option("include_reasoning", flag()),
     **CONVERSATION,
+    # Prefixes of prompts are cached without being asked.
+    **{name: label() for name in ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")},
+    "safety_identifier": label(),
+    "verbosity": ignored("medium"),
+    "prediction": ignored(),  # it only makes responses faster
+    "tool_prompt": ignored(),  # TGI
+    "audio": unsupported("this server generates text alone"),
+    "modalities": unsupported('this server generates text alone: expected ["text"]', ["text"]),
+    "functions": unsupported("send them as `tools`"),
+    "function_call": unsupported("send `tools` and `tool_choice`", "none", "auto"),
+    "web_search_options": unsupported("this server does not search; offer a function that does, in `tools`"),
+    "moderation": unsupported("this server does not moderate texts"),
 }
 
 

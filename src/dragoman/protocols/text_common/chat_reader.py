@@ -6,34 +6,11 @@ from typing import Any
 import orjson
 
 from dragoman.core.calls import Response
-from dragoman.core.sampling import InvalidValueError, ValueKind
 from dragoman.core.text import FinishReason, Generation, Token
 from dragoman.protocols.text_common.chat import ChatRequest
 from dragoman.protocols.text_common.completion_parser import CompletionParser
 from dragoman.protocols.text_common.openai_format import TokenUsage
 from dragoman.protocols.text_common.tools import Reasoning, ToolCallDelta
-
-
-def json_object() -> ValueKind:
-    """A JSON object."""
-
-    def convert(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise InvalidValueError
-        return value
-
-    return ValueKind("an object", convert, {"type": "object"})
-
-
-def one_of(*names: str) -> ValueKind:
-    """One of some words."""
-
-    def convert(value: Any) -> str:
-        if value not in names or not isinstance(value, str):
-            raise InvalidValueError
-        return value
-
-    return ValueKind(" or ".join(f'"{name}"' for name in names), convert, {"enum": list(names)})
 
 
 def parse_arguments(text: str) -> dict[str, Any]:

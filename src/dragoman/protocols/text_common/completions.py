@@ -15,12 +15,10 @@ from dragoman.protocols.text_common.openai_format import (
     Envelope,
     FormatError,
     TokenUsage,
-    anything,
     error_event,
     format_prompt_logprobs,
     format_prompt_token_ids,
     format_token_ids,
-    parse_parameters,
     resolve_model,
     resolve_options,
     stop_reason,
@@ -28,10 +26,13 @@ from dragoman.protocols.text_common.openai_format import (
 from dragoman.protocols.text_common.parameters import (
     EVENT_STREAM,
     Parameter,
+    anything,
     build_request,
     is_token_id,
     option,
+    parse_parameters,
     sets,
+    unsupported,
 )
 from dragoman.protocols.wire import (
     EndpointResult,
@@ -105,7 +106,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "max_tokens": sets("max_new_tokens", integer(0)),
     "logprobs": sets("top_logprobs"),
     "echo": option("echo", flag()),
-    "suffix": option("suffix", anything()),
+    "suffix": unsupported("this server continues prompts, and does not fill in text between two; expected none"),
 }
 
 
@@ -124,8 +125,6 @@ def _completion(
     prompts = _prompts(options.get("prompt"))
     if not options.get("add_special_tokens", True):
         prompts = tuple(RawPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
-    if options.get("suffix"):
-        raise InvalidInput("`suffix` is not supported; expected none")
     resolve_options(fields, options)
     options["read"] = "prompt_logprobs" in fields
     options["token_ids"] = fields.get("prompt_token_ids", False)

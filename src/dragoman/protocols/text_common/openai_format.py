@@ -27,23 +27,22 @@ from dragoman.core.errors import (
 from dragoman.core.sampling import MODEL_DEFAULTS, InvalidValueError, ValueKind, flag, format_value, integer, number
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
 from dragoman.protocols.text_common.parameters import (
-    ANYTHING,
     GUIDED,
     RESPONSE_FORMAT,
     Parameter,
-    ParsedParameters,
+    anything,
     event,
+    ignored,
+    label,
     option,
-    reject_unknown,
+    options,
     sets,
 )
-from dragoman.protocols.text_common.parameters import parse_parameters as parse_table
 from dragoman.protocols.wire import (
     EndpointResult,
     HttpError,
     HttpRequest,
     HttpResponse,
-    Policy,
     PreliminaryCall,
     find_error_row,
     replace_surrogates,
@@ -61,7 +60,6 @@ REASONS: Mapping[FinishReason, str | None] = {
     "eos_token": "stop",
     "stop_sequence": "stop",
 }
-_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 _HALF = "\N{REPLACEMENT CHARACTER}"
 _SEED = integer(-(1 << 63), (1 << 63) - 1)
 _SAME = (
@@ -87,19 +85,6 @@ _SAME = (
 )
 
 
-def _stream_options() -> ValueKind:
-    def read(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict) or not all(isinstance(value.get(name), bool | None) for name in _STREAM_OPTIONS):
-            raise InvalidValueError
-        return {name: each for name, each in value.items() if each is not None}
-
-    return ValueKind("an object of options that are true or false", read, {"type": "object"})
-
-
-def anything() -> ValueKind:
-    return ValueKind(ANYTHING, lambda value: value)
-
-
 def truncation() -> ValueKind:
     """A number of tokens; -1, for as many as fit, becomes 0."""
 
@@ -116,7 +101,7 @@ def truncation() -> ValueKind:
     return replace(tokens, description=text, convert=convert, schema=schema)
 
 
-# Including vLLM's extra parameters. The last ones have no effect.
+# Including vLLM's extra parameters.
 COMMON: Mapping[str, Parameter] = {
     **{name: sets(name) for name in _SAME},
     "temperature": sets("temperature", number(0.0, 2.0)),
@@ -133,19 +118,20 @@ COMMON: Mapping[str, Parameter] = {
     "add_special_tokens": option("add_special_tokens", flag()),
     "use_beam_search": option("use_beam_search", flag()),
     "stream": option("stream", flag()),
-    "stream_options": option("stream_options", _stream_options()),
-    **{name: option(name, anything()) for name in ("model", "user", "metadata", "store", "service_tier")},
+    "stream_options": options(
+        "stream_options",
+        {
+            "include_usage": option("include_usage", flag()),
+            "continuous_usage_stats": option("continuous_usage_stats", flag()),
+            "include_obfuscation": label(),
+        },
+    ),
+    "model": option("model", anything()),
+    "user": label(),
+    "metadata": label(),
+    "store": ignored(),
+    "service_tier": ignored("auto", "default"),
 }
-
-
-def parse_parameters(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:
-    """Parse and check the parameters of a body, and those of its `stream_options`."""
-    parsed = parse_table(body, table, policy)
-    unknown = [
-        f"stream_options.{name}" for name in parsed.options.get("stream_options", ()) if name not in _STREAM_OPTIONS
-    ]
-    reject_unknown(unknown, (f"stream_options.{name}" for name in _STREAM_OPTIONS), policy)
-    return replace(parsed, ignored=(*parsed.ignored, *unknown))
 
 
 def resolve_options(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
@@ -307,7 +293,7 @@ def _clip(token: Token) -> float:
 # --- faults ------------------------------------------------------------------------------------------------
 
 _INVALID_REQUEST = "invalid_request_error"
-_NAMED = re.compile(r"`?([\w\[\]]+)(?:`|: )")
+_NAMED = re.compile(r"`?([\w\[\].]+)(?:`|: )")
 _FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
     (TooLong, 400, _INVALID_REQUEST, "context_length_exceeded"),
     (InvalidInput, 400, _INVALID_REQUEST, None),

@@ -4,15 +4,23 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 from urllib.parse import quote
 
 import orjson
 
 from dragoman.core.calls import Answer, Authorize, ModelCall, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.sampling import KINDS, InvalidValueError, ValueKind, check_value, ineffective_fields, sampling
+from dragoman.core.sampling import (
+    KINDS,
+    InvalidValueError,
+    ValueKind,
+    check_value,
+    format_value,
+    ineffective_fields,
+    sampling,
+)
 from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.formats.json_document import parse_json
 from dragoman.formats.json_scan import check_json
@@ -109,17 +117,6 @@ def is_token_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
-def body_schema(table: "Mapping[str, Parameter]", **fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a body with the parameters of a table, any of which may be null, and with `fields`,
-    which are required."""
-    properties: dict[str, Any] = {}
-    for name, parameter in table.items():
-        kind = parameter.kind
-        schema = {"anyOf": [kind.schema, {"type": "null"}]} if kind.schema else {}
-        properties[name] = {**schema, **({"description": kind.description} if kind.description != ANYTHING else {})}
-    return {"type": "object", "properties": {**properties, **fields}, "required": sorted(fields)}
-
-
 # --- parameters ------------------------------------------------------------------------------------------
 
 ANYTHING = "anything"
@@ -127,11 +124,47 @@ ANYTHING = "anything"
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a protocol: the field of Sampling, or the option of the protocol, that it sets."""
+    """One parameter of a protocol.
+
+    `to`: the field of Sampling, or the option of the protocol (`own`), that it sets; "" for none. `fields`: those of an
+    object. `effect`: whether it is applied, tunes something that this server does not have, which the response reports,
+    or asks for something that this server cannot do, which is an error: `instead` says what else the client can do.
+    `neutral` are values that ask for nothing.
+    """
 
     to: str
     kind: ValueKind
     own: bool = False
+    fields: "Mapping[str, Parameter]" = field(default_factory=dict)
+    effect: Literal["applied", "ignored", "unsupported"] = "applied"
+    neutral: tuple[Any, ...] = ()
+    instead: str = ""
+
+
+def anything() -> ValueKind:
+    return ValueKind(ANYTHING, lambda value: value)
+
+
+def json_object() -> ValueKind:
+    """A JSON object."""
+
+    def convert(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise InvalidValueError
+        return value
+
+    return ValueKind("an object", convert, {"type": "object"})
+
+
+def one_of(*names: str) -> ValueKind:
+    """One of some words."""
+
+    def convert(value: Any) -> str:
+        if value not in names or not isinstance(value, str):
+            raise InvalidValueError
+        return value
+
+    return ValueKind(" or ".join(f'"{name}"' for name in names), convert, {"enum": list(names)})
 
 
 def sets(to: str, kind: ValueKind | None = None) -> Parameter:
@@ -141,6 +174,49 @@ def sets(to: str, kind: ValueKind | None = None) -> Parameter:
 
 def option(name: str, kind: ValueKind) -> Parameter:
     return Parameter(name, kind, own=True)
+
+
+def options(name: str, fields: Mapping[str, Parameter]) -> Parameter:
+    """Return a parameter that is an object of further parameters, all of them options."""
+    return Parameter(name, json_object(), own=True, fields=fields)
+
+
+def label() -> Parameter:
+    """Return a parameter that by its meaning does not change a response, such as the name of a user."""
+    return Parameter("", anything())
+
+
+def ignored(*neutral: Any) -> Parameter:
+    """Return a parameter that tunes something that this server does not have; responses name it."""
+    return Parameter("", anything(), effect="ignored", neutral=neutral)
+
+
+def unsupported(instead: str, *neutral: Any) -> Parameter:
+    """Return a parameter with which a request would mean something else than this server does: state of former
+    requests, another kind of output. It is rejected, unless its value is neutral or empty."""
+    return Parameter("", anything(), effect="unsupported", neutral=neutral, instead=instead)
+
+
+def body_schema(table: Mapping[str, Parameter], **fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a body with the parameters of a table, any of which may be null, and with `fields`,
+    which are required."""
+    properties = {name: _schema(parameter) for name, parameter in table.items()}
+    return {"type": "object", "properties": {**properties, **fields}, "required": sorted(fields)}
+
+
+def _schema(parameter: Parameter) -> dict[str, Any]:
+    """Return the JSON Schema of a parameter, which may be null."""
+    match parameter.effect:
+        case "ignored":
+            return {"description": "has no effect"}
+        case "unsupported":
+            return {"description": f"not supported: {parameter.instead}"}
+    kind = parameter.kind
+    about = {"description": kind.description} if kind.description != ANYTHING else {}
+    if parameter.fields:
+        nested = {name: _schema(each) for name, each in parameter.fields.items()}
+        return {"anyOf": [{"type": "object", "properties": nested}, {"type": "null"}], **about}
+    return {**({"anyOf": [kind.schema, {"type": "null"}]} if kind.schema else {}), **about}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,21 +265,42 @@ class ParsedParameters:
         return parameters
 
 
+@dataclass(frozen=True, slots=True)
+class _Ineffective:
+    """Names of parameters without effect: unknown, without an effect here, and parts that are not enforced."""
+
+    unknown: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    unenforced: list[str] = field(default_factory=list)
+
+
 def parse_parameters(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:
     """Parse and check parameters; null is the same as absent.
 
     Two names of one list are joined. Raises InvalidInput naming the parameter, the expected and the actual value; also
-    for two constraints on the output, and in strict mode for unknown parameters.
+    for two constraints on the output, and in strict mode for parameters without effect.
     """
-    parsed, ignored, unenforced = ParsedParameters(), [], []
+    names = _Ineffective()
+    parsed = _parse(values, table, policy, names)
+    supported = {*table, *(f"{name}.{field}" for name, each in table.items() for field in each.fields)}
+    reject_unknown(names.unknown, supported, policy)
+    reject_unused(names.unused, policy)
+    return replace(parsed, ignored=(*names.unknown, *names.unused, *names.unenforced))
+
+
+def _parse(
+    values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy, names: _Ineffective
+) -> ParsedParameters:
+    """Parse parameters and add those without effect to `names`."""
+    parsed = ParsedParameters()
     for name, value in values.items():
         parameter = table.get(name)
         if value is None:
             continue
         if parameter is None:
-            ignored.append(name)
+            names.unknown.append(name)
             continue
-        converted = check_value(name, value, parameter.kind)
+        converted = _convert(name, value, parameter, policy, names)
         target = parsed.options if parameter.own else parsed.fields
         if isinstance(converted, tuple):
             converted = (*target.get(parameter.to, ()), *converted)
@@ -211,15 +308,32 @@ def parse_parameters(values: Mapping[str, Any], table: Mapping[str, Parameter], 
             raise InvalidInput(
                 f"`{name}` must not be given with `{parsed.names[parameter.to]}`: the text can be one of them alone"
             )
-        if converted is None:  # as of a format that is any text
+        if converted is None:  # as of a label, or a format that is any text
             continue
         if isinstance(converted, Grammar):
-            converted, names = enforceable(name, converted, policy, strict=_is_strict(value))
-            unenforced += names
+            converted, unenforced = enforceable(name, converted, policy, strict=_is_strict(value))
+            names.unenforced.extend(unenforced)
         target[parameter.to] = converted
         parsed.names[parameter.to] = name
-    reject_unknown(ignored, table, policy)
-    return ParsedParameters(parsed.fields, parsed.options, parsed.names, (*ignored, *unenforced))
+    return parsed
+
+
+def _convert(name: str, value: Any, parameter: Parameter, policy: Policy, names: _Ineffective) -> Any:
+    """Return the value of a parameter, None if it has no effect. Raises InvalidInput if it is wrong or unsupported."""
+    if parameter.effect != "applied":
+        if value in (False, "", [], *parameter.neutral):
+            return None
+        if parameter.effect == "unsupported":
+            raise InvalidInput(f"`{name}` is not supported: {parameter.instead}; got {format_value(value)}")
+        names.unused.append(name)
+        return None
+    converted = check_value(name, value, parameter.kind)
+    if not parameter.to:
+        return None
+    if not parameter.fields:
+        return converted
+    fields = {f"{name}.{field}": each for field, each in parameter.fields.items()}
+    return _parse({f"{name}.{field}": each for field, each in converted.items()}, fields, policy, names).options
 
 
 def enforceable(name: str, grammar: Grammar, policy: Policy, *, strict: bool = False) -> tuple[Grammar, list[str]]:

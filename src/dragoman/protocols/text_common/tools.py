@@ -188,6 +188,29 @@ def collect_calls(part: ChatChunk) -> list[ToolCall]:
     return [replace(delta.opens, arguments=delta.arguments) for delta in merge_deltas(part.deltas) if delta.opens]
 
 
+# Fields of tools that tune something that this server does not have.
+_TUNING = ("async", "defer_loading", "input_examples", "output_schema")
+
+
+def tool_fields_without_effect(tools: Any) -> list[str]:
+    """Return the names of fields of tools that have no effect, such as `tools.defer_loading`.
+
+    Raises InvalidInput for tools that only programs of the model may call.
+    """
+    found: dict[str, None] = {}
+    for i, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if not isinstance(tool, dict):
+            continue
+        callers = tool.get("allowed_callers")
+        if callers and (not isinstance(callers, list) or "direct" not in callers):
+            where = f"`tools[{i}]`: `allowed_callers`"
+            raise InvalidInput(
+                f'{where} must include "direct": this server runs no programs; got {format_value(callers)}'
+            )
+        found |= dict.fromkeys(f"tools.{name}" for name in _TUNING if tool.get(name))
+    return [*found]
+
+
 def parse_tools(value: Any, choice: Any) -> Tools:
     """Parse the tools of a request. Raises InvalidInput naming the field."""
     if value is None or value == []:

@@ -61,6 +61,8 @@ def _body(**fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _PROMPT = {JSON: _body(inputs=_TEXTS)}
+_PROMPT_OR_STREAM = _body(inputs=_TEXTS)
+_PROMPT_OR_STREAM["properties"]["stream"] = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
 _TOKENIZED = {"anyOf": [_body(inputs=_TEXT), body_schema({}, prompt={"type": "string"}), _CHAT]}
 _VERTEX = body_schema(
     {}, instances={"type": "array", "minItems": 1, "items": {"anyOf": [body_schema({}, inputs=_TEXT), _CHAT]}}
@@ -69,7 +71,7 @@ _VERTEX = body_schema(
 GENERATE_OR_STREAM = Operation(
     "Complete a prompt, as a stream if the body asks for it",
     {200: {JSON: list[GeneratedText], EVENT_STREAM: None}},
-    _PROMPT,
+    {JSON: _PROMPT_OR_STREAM},
 )
 GENERATE = Operation("Complete a prompt", {200: {JSON: (GeneratedText, list[GeneratedText])}}, _PROMPT)
 GENERATE_STREAM = Operation("Complete a prompt as a stream", {200: {EVENT_STREAM: None}}, {JSON: _body(inputs=_TEXT)})

@@ -21,6 +21,7 @@ from dragoman.protocols.text_common.parameters import (
     Parameter,
     ParsedParameters,
     get_object,
+    ignored,
     most_likely_first,
     option,
     parse_parameters,
@@ -76,7 +77,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "stop": sets("stop", texts(TGI_STOPS)),
     "stop_sequences": sets("stop", texts(TGI_STOPS)),
     "truncate": sets("truncate"),
-    "watermark": option("watermark", flag()),
+    "watermark": ignored(),
     "details": option("details", flag()),
     "decoder_input_details": option("decoder_input_details", flag()),
     "seed": sets("seed"),
@@ -126,12 +127,10 @@ def parse_request(
     prefill = options.get("decoder_input_details", False)
     if prefill:
         fields["prompt_logprobs"] = 0
-    unused = ["watermark"] if options.get("watermark") else []
-    reject_unused(unused, policy)
     names = {**parameters.names, "prompt": "inputs"}
     sampling = parameters.sampling(policy, include_stop=True)
     details = options.get("details", False) or prefill
-    parameters = ParsedParameters(fields, options, names, (*unknown, *parameters.ignored, *unused))
+    parameters = ParsedParameters(fields, options, names, (*unknown, *parameters.ignored))
     return TgiRequest(inputs, listed, sampling, details, prefill, options.get("return_full_text", False), parameters)
 
 
@@ -151,7 +150,8 @@ def parse_chat_to_tokenize(
     """Return the conversation to tokenize and the names of fields without effect."""
     chat, _ = parse_conversation(body, policy)
     # As in TGI, not all fields of a chat affect its tokens.
-    return chat, _ignored_fields(body, tuple(PARAMETERS_OF_CHAT), ignored_fields, policy)
+    supported = [name for name, each in PARAMETERS_OF_CHAT.items() if each.effect == "applied"]
+    return chat, _ignored_fields(body, supported, ignored_fields, policy)
 
 
 def _ignored_fields(

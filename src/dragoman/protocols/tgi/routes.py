@@ -116,7 +116,8 @@ class Tgi:
 
     def _complete(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> EndpointResult:
         def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:
-            parsed = parse_request(body, self._policy, ignored_fields, stream=False)
+            ignored = (*ignored_fields, "stream") if wants_stream(body) else ignored_fields  # the path decides
+            parsed = parse_request(body, self._policy, ignored, stream=False)
             call = Generate(prompts=parsed.inputs, sampling=parsed.sampling)
             formatter = TgiFormatter(parsed, since_s, always_listed=listed)
             return EngineCall(
