@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from msgspec import structs
 
+from dragoman.access.caller_engine import CallerEngine, KeyLimits, LimitedCall
 from dragoman.access.grants import EVERYTHING, Grant
-from dragoman.access.restricted_engine import KeyLimits, LimitedCall, RestrictedEngine
 from dragoman.core.calls import Load, Measure, ReadStatistics, Ready, Request, Response, ScaleModel, Unload
 from dragoman.core.errors import DragomanError, ServerError
 from dragoman.core.metrics import Family, Kind, Sample, sum_families
@@ -64,7 +64,7 @@ class FrontEndService:
         is_complete: Callable[[], bool],
         measure: Callable[[], Awaitable[None]],
         fetch: Callable[[StoredResultCall, Grant | None], Awaitable[Any]],
-        restrict: Callable[[KeyLimits], RestrictedEngine],
+        restrict: Callable[[KeyLimits], CallerEngine],
         find_requests: Callable[[FindRequests], Awaitable[list[dict[str, Any]]]],
         update_copies: Callable[[], Awaitable[None]],
         add_counts: Callable[[Iterable[CopyCounts]], None],

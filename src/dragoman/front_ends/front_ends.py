@@ -10,8 +10,8 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
+from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.grants import Grant
-from dragoman.access.restricted_engine import RestrictedEngine
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.core.record_calls import FindRequests
@@ -72,7 +72,7 @@ class FrontEnds(ServerTransports):
 
     def __init__(self, engine: Engine, settings: Settings, count: int) -> None:
         super().__init__(engine, settings)
-        restrict = cache(lambda limits: RestrictedEngine(engine, limits.grant()))
+        restrict = cache(lambda limits: CallerEngine(engine, limits.grant()))
         self._models = CopiedModels(engine)
         self._has_copies = settings.processes != 1
         shared = self._is_complete, self._measure, self._fetch, restrict, self._find_requests

@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.control import AccessControl
 from dragoman.access.grants import Grant
-from dragoman.access.restricted_engine import RestrictedEngine
 from dragoman.core.calls import ModelCall, Response
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.engine.call_handler import CallHandler
@@ -152,7 +152,7 @@ class Application:
         """Return this application for the holder of a restricted key."""
         view = self._restricted[grant] = copy.copy(self)
         view._models = grant.models
-        view._engine = RestrictedEngine(self._engine, grant)
+        view._engine = CallerEngine(self._engine, grant)
         return view
 
     def reject(self, error: DragomanError | HttpError, request: RequestSummary) -> HttpResponse:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.control import AccessControl
 from dragoman.access.grants import Grant
-from dragoman.access.restricted_engine import RestrictedEngine
 from dragoman.core.errors import DragomanError
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
@@ -215,7 +215,7 @@ class GrpcCalls:
             return call, grant.expires_s
         handlers = self._restricted.get(grant)
         if handlers is None:
-            engine = RestrictedEngine(self._engine, grant)
+            engine = CallerEngine(self._engine, grant)
             handlers = make_handlers(engine, self._protocols, self.stopping, self.executor)
             self._restricted[grant] = handlers
         return replace(call, handler=handlers[headers.path]), grant.expires_s

@@ -69,7 +69,7 @@ class LimitedCall(ServerCall[Any]):
     limits: KeyLimits
 
 
-class RestrictedEngine:
+class CallerEngine:
     """A `CallHandler` for the calls of one key. Raises Forbidden and RateLimited, besides the engine's errors.
 
     If the engine is in another process, the limits are counted there.
