@@ -407,8 +407,8 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         return bool(self.control_token) or self.control_open or self.control_loopback or self.needs_keys
 
     def model_defaults(self) -> dict[str, Any]:
-        """Return the defaults for every model, as fields of a `ModelSpec`."""
-        return values(ModelOptions, self)
+        """Return the defaults for every model, as fields of a `ModelSpec`. Without keys there is one owner."""
+        return {**values(ModelOptions, self), "share_caches": self.share_caches or not self.needs_keys}
 
 
 SETTINGS: Mapping[str, Option] = options(Settings)

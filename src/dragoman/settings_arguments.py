@@ -67,6 +67,7 @@ class SettingsArguments(TypedDict, total=False):
     batch_linger: float
     max_queue: int
     response_cache_bytes: int
+    share_caches: bool
     timeout_s: float
     cancel_grace_s: float
     heartbeat_s: float

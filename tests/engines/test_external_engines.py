@@ -67,14 +67,17 @@ EACH: dict[str, Any] = {
     "spaces_between_special_tokens": False,
     "grammar": Grammar("regex", "a+"),
     "adapter": "x",
+    "cache_salt": "s",
 }
-# Parameters that our own code implements, and those of beam search, which is rejected.
+# Parameters that our own code implements, those that vLLM gets with the prompt, and those of beam search, which is
+# rejected.
 OURS = {"shorten", "n", "best_of", "stop", "include_stop", "truncate", "skip_special_tokens"}
 OURS |= {
     "truncation_side",
     "prompt_token_ids",
     "spaces_between_special_tokens",
     "adapter",
+    "cache_salt",
     "length_penalty",
     "early_stopping",
 }
@@ -135,6 +138,24 @@ def test_no_parameter_is_dropped_by_openvino(name: str) -> None:
         openvino_model.check_supported(sampling)
         same = openvino_model.generation_config(wanted(sampling)) == openvino_model.generation_config(wanted(neutral))
         assert same == (name in OURS)
+
+
+@pytest.mark.parametrize("caches", [True, False])
+async def test_openvino_has_no_prefix_cache_where_owners_would_share_it(caches: bool) -> None:
+    def make(_folder: str, schedule: Any, _device: str, _properties: Any) -> Any:
+        return schedule
+
+    genai = types.SimpleNamespace(SchedulerConfig=types.SimpleNamespace, ContinuousBatchingPipeline=make)
+    pipeline = openvino_model._pipeline(genai, Path(), openvino_model.OpenVinoOptions(), caches)
+    assert pipeline.enable_prefix_caching is caches
+    tokens = OpenVinoTokens(FakePipeline, "fake", has_prefix_cache=caches)
+    salted = Sampling(cache_salt="s")
+    if caches:
+        with pytest.raises(InvalidInput, match=r"^cache_salt: OpenVINO's prefix cache has no salts"):
+            tokens.check(salted)
+    else:
+        tokens.check(salted)
+    await tokens.close()
 
 
 def test_every_parameter_is_listed() -> None:
@@ -329,10 +350,11 @@ async def test_requests_to_vllm_and_its_chunks(fake_vllm: Any, vocabulary: Vocab
     assert prompt == {"prompt_token_ids": [5, 6]}
     assert (params.output_kind, params.structured_outputs.choice) == ("final", ["a"])
     assert (params.temperature, params.seed, params.stop_token_ids, params.detokenize) == (0.0, None, [1], False)
-    leaving = tokens.tokens(wanted(Sampling(stop=("x",))))
+    leaving = tokens.tokens(wanted(Sampling(stop=("x",), cache_salt="s")))
     await anext(leaving)
     await leaving.aclose()
     assert fake.aborted == 1
+    assert fake.requests[1][0] == {"prompt_token_ids": [5, 6], "cache_salt": "s"}
     assert fake.requests[1][1].output_kind == "delta"
     await tokens.close()
     assert fake.down

@@ -156,12 +156,12 @@ async def test_replicas_have_prefix_caches_of_their_own() -> None:
 def test_prefixes_are_found_by_tokens_and_adapter() -> None:
     prefixes = PrefixCache(4)
     tokens = list(range(3 * BLOCK + 5))
-    prefixes.add(tokens, "", lambda start, stop: (start, stop))
+    prefixes.add(tokens, ("", ""), lambda start, stop: (start, stop))
     assert len(prefixes) == 3
-    assert prefixes.find(tokens, "") == [(0, 16), (16, 32), (32, 48)]
-    assert prefixes.find(tokens[: 2 * BLOCK], "") == [(0, 16)], "at least one token is computed"
-    assert prefixes.find(tokens, "other") == []
-    assert prefixes.find([5, *tokens], "") == []
-    prefixes.add([*tokens[:BLOCK], *[9] * 2 * BLOCK], "", lambda start, stop: ("b", start, stop))
+    assert prefixes.find(tokens, ("", "")) == [(0, 16), (16, 32), (32, 48)]
+    assert prefixes.find(tokens[: 2 * BLOCK], ("", "")) == [(0, 16)], "at least one token is computed"
+    assert prefixes.find(tokens, ("other", "")) == []
+    assert prefixes.find([5, *tokens], ("", "")) == []
+    prefixes.add([*tokens[:BLOCK], *[9] * 2 * BLOCK], ("", ""), lambda start, stop: ("b", start, stop))
     assert len(prefixes) == 4, "the least used is dropped"
-    assert prefixes.find(tokens, "") == [(0, 16), (16, 32)]
+    assert prefixes.find(tokens, ("", "")) == [(0, 16), (16, 32)]

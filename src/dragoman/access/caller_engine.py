@@ -1,4 +1,4 @@
-"""Engine for requests with a restricted key: only its models, within its limits."""
+"""Engine for the requests of one caller: in its name, for its models only, within its limits."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import structs
 
 from dragoman.access.grants import EVERYTHING, Grant, Permit
+from dragoman.core.callers import ANYONE
 from dragoman.core.calls import (
     Authorize,
     Call,
@@ -55,10 +56,11 @@ class KeyLimits(NamedTuple):
     models: frozenset[str] | None
     calls_per_s: float
     max_concurrent: int
+    owner: str
 
     def grant(self) -> Grant:
         """Return a grant with these limits, for calls whose role has been checked."""
-        return Grant(self.name, EVERYTHING, self.models, self.calls_per_s, self.max_concurrent)
+        return Grant(self.name, EVERYTHING, self.models, self.calls_per_s, self.max_concurrent, owner=self.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +72,21 @@ class LimitedCall(ServerCall[Any]):
 
 
 class CallerEngine:
-    """A `CallHandler` for the calls of one key. Raises Forbidden and RateLimited, besides the engine's errors.
+    """A `CallHandler` for the calls of one caller. Raises Forbidden and RateLimited, besides the engine's errors.
 
     If the engine is in another process, the limits are counted there.
     """
 
     is_remote = False
 
-    def __init__(self, engine: CallHandler, grant: Grant) -> None:
+    def __init__(self, engine: CallHandler, grant: Grant, address: str = "") -> None:
         self._engine = engine
         self.grant = grant
+        self.caller = grant.caller(address)
         self._limiter = None if engine.is_remote else grant.limiter
         self._limits: KeyLimits | None = None
         if engine.is_remote and grant.limiter is not None:
-            self._limits = KeyLimits(grant.name, grant.models, grant.calls_per_s, grant.max_concurrent)
+            self._limits = KeyLimits(grant.name, grant.models, grant.calls_per_s, grant.max_concurrent, grant.owner)
         self.ready = engine.ready
         self.wait_for_change = engine.wait_for_change
 
@@ -140,18 +143,29 @@ class CallerEngine:
         return structs.replace(request, call=LimitedCall(request.call, self._limits))
 
     def _bind(self, request: Request[A]) -> Request[A]:
-        """Return the request with the models that it may use: the engine checks the one that it chooses by itself."""
-        call, models = request.call, self.grant.models
-        if models is None or request.models == models or isinstance(call, _OPEN):
-            return request
-        if type(call) in _LISTS and (not request.model or request.model in models):
-            return request
+        """Return the request in the name of the caller, with the models that it may use: the engine checks the one that
+        it chooses by itself."""
+        call: Any = request.call
+        models, caller = self.grant.models, request.caller
+        if caller is ANYONE:  # else a front end has set it
+            caller = self.caller
         if isinstance(call, ConcurrentCalls):
-            return structs.replace(request, call=ConcurrentCalls(tuple(map(self._bind, call.requests))))
-        if isinstance(call, ModelCall | Describe) and (not request.model or request.model in models):
-            return structs.replace(request, models=models)
-        if isinstance(call, Load) and (call.config or call.files):  # which may call other models
-            raise Forbidden("this key is for some models only: it cannot send configurations or files of models")
-        if isinstance(call, _OF_ONE_MODEL) and request.model in models:
-            return request
+            call = ConcurrentCalls(tuple(map(self._bind, call.requests)))
+            return structs.replace(request, call=call, caller=caller)
+        if models is None or isinstance(call, _OPEN):
+            return structs.replace(request, caller=caller)
+        if request.models != models:
+            self._check(request, models)
+        return structs.replace(request, models=models, caller=caller)
+
+    def _check(self, request: Request[Any], models: frozenset[str]) -> None:
+        """Raise Forbidden unless the caller may send a request, as far as that is known without the engine."""
+        call = request.call
+        if request.model in models:
+            if isinstance(call, Load) and (call.config or call.files):  # which may call other models
+                raise Forbidden("this key is for some models only: it cannot send configurations or files of models")
+            if isinstance(call, (ModelCall, Describe, *_OF_ONE_MODEL, *_LISTS)):
+                return
+        elif not request.model and isinstance(call, (ModelCall, Describe, *_LISTS)):
+            return
         raise Forbidden(f"this key is for some models only: {', '.join(sorted(models))}")

@@ -61,7 +61,9 @@ class AccessControl:
         self.tokens = rules.tokens
         self._open_roles: frozenset[str] = frozenset() if rules.needs_credentials else frozenset(("infer", "read"))
         self._grants: dict[bytes, Grant] = {}
-        self._control = Grant("control_token", EVERYTHING) if rules.control_token else None
+        # Without keys its requests share their state with those of everyone else.
+        owner = "control_token" if rules.needs_credentials else ""
+        self._control = Grant("control_token", EVERYTHING, owner=owner) if rules.control_token else None
         self._closed = ""  # why no key is accepted
         self.version = 0  # of the keys
         if self.tokens is not None:

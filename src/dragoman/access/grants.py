@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dragoman.core.callers import Caller
 from dragoman.core.errors import RateLimited
 from dragoman.protocols.wire import Role
 
@@ -68,7 +69,8 @@ class Permit:
 class Grant:
     """Roles of a caller. `models`: the only models that it may use, or None. `expires_s`: Unix time.
 
-    `calls_per_s` and `max_concurrent` limit its calls to models; 0 is no limit.
+    `calls_per_s` and `max_concurrent` limit its calls to models; 0 is no limit. `owner` owns what its requests leave
+    behind: the same one for all its credentials, "" for all callers without a key.
     """
 
     name: str
@@ -77,19 +79,25 @@ class Grant:
     calls_per_s: float = 0.0
     max_concurrent: int = 0
     expires_s: float = math.inf
+    owner: str = ""
     limiter: CallLimiter | None = field(init=False, default=None, repr=False)
-    is_restricted: bool = field(init=False, default=False)  # whether its calls need checks beyond the role
+    is_anonymous: bool = field(init=False, default=False)  # whether its requests need nothing beyond the role
 
     def __post_init__(self) -> None:
         if self.calls_per_s or self.max_concurrent:
             object.__setattr__(self, "limiter", CallLimiter(self.name, self.calls_per_s, self.max_concurrent))
-        object.__setattr__(self, "is_restricted", self.models is not None or self.limiter is not None)
+        is_plain = self.models is None and self.limiter is None
+        object.__setattr__(self, "is_anonymous", is_plain and not self.owner)
+
+    def caller(self, address: str = "") -> Caller:
+        """Return the caller of requests from a client's address."""
+        return Caller(self.owner, self.name, address)
 
     def is_equivalent(self, other: "Grant | None") -> bool:
         """Return whether another grant allows the same."""
         return other is not None and all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
 
 
-_FIELDS = ("name", "roles", "models", "calls_per_s", "max_concurrent", "expires_s")
+_FIELDS = ("name", "roles", "models", "calls_per_s", "max_concurrent", "expires_s", "owner")
 EVERYTHING = frozenset(ROLES)
 ANONYMOUS = Grant("", EVERYTHING)

@@ -65,7 +65,7 @@ def single_key(key: str) -> StoredKey:
     """Return the entry of a key that has every role. Raises InvalidInput if it is too short."""
     if len(key) < MIN_LENGTH:
         raise InvalidInput(f"setting 'api_key': expected at least {MIN_LENGTH} characters, got {len(key)}")
-    return StoredKey(digest_of(key), Grant("api_key", EVERYTHING))
+    return StoredKey(digest_of(key), Grant("api_key", EVERYTHING, owner="api_key"))
 
 
 def read_keys(path: str | Path) -> list[StoredKey]:
@@ -107,7 +107,8 @@ def parse_keys(text: str) -> list[StoredKey]:
 def _stored_key(entry: "_KeyEntry") -> StoredKey:
     models = None if entry.models is None else frozenset(entry.models)
     expires_s = math.inf if entry.expires is None else entry.expires.timestamp()
-    grant = Grant(entry.name, expand_roles(entry.roles), models, entry.calls_per_s, entry.max_concurrent, expires_s)
+    limits = entry.calls_per_s, entry.max_concurrent, expires_s
+    grant = Grant(entry.name, expand_roles(entry.roles), models, *limits, owner=f"key:{entry.name}")
     return StoredKey(bytes.fromhex(entry.sha256), grant)
 
 

@@ -166,7 +166,7 @@ class TokenVerifier:
             raise Unauthorized("the token has expired") from error
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise Unauthorized(f"the token is not valid: {error}") from error
-        grant = self._grant(claims)
+        grant = self._grant(claims, token)
         if len(self._cached_grants) >= _MAX_CACHED:
             del self._cached_grants[next(iter(self._cached_grants))]
         self._cached_grants[_digest(token)] = grant
@@ -182,12 +182,15 @@ class TokenVerifier:
             raise ValueError("it is signed by an unknown key")
         return key
 
-    def _grant(self, claims: Mapping[str, Any]) -> Grant:
+    def _grant(self, claims: Mapping[str, Any], token: str) -> Grant:
+        """Return the grant of the claims of a token. What it leaves behind belongs to its subject, if it names one."""
         models = _texts(_claim(claims, self._rules.models_claim), self._rules.models_claim)
         roles = _texts(_claim(claims, self._rules.roles_claim), self._rules.roles_claim) or ()
         expires_s = min(float(claims["exp"]) + _LEEWAY_S, time.time() + _CACHE_S)
-        subject = str(claims.get("sub", ""))[:64]
-        return Grant(subject, expand_roles(roles), None if models is None else frozenset(models), expires_s=expires_s)
+        subject = str(claims.get("sub", ""))
+        owner = f"jwt:{_digest(subject or token).hex()}"
+        allowed = None if models is None else frozenset(models)
+        return Grant(subject[:64], expand_roles(roles), allowed, expires_s=expires_s, owner=owner)
 
 
 def is_secure(url: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.metrics import Family
 from dragoman.core.sequences import SequenceOptions, SequenceStep
 from dragoman.core.signature import Signature
@@ -408,6 +409,7 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True):
     means the default version. `id` is the client's request id, or "". `deadline_s` is a reading of the monotonic
     clock in seconds, or None for no deadline. `metadata` is what the operator lets through to models, e.g. HTTP
     headers; a call with metadata is never batched with others. `models` are the only models that the caller may use.
+    `caller` owns what the request leaves behind.
     """
 
     call: Call[Answer]
@@ -417,6 +419,7 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True):
     deadline_s: float | None = None
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     models: frozenset[str] | None = None
+    caller: Caller = ANYONE
 
 
 class Response(msgspec.Struct, Generic[Answer], frozen=True):

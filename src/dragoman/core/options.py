@@ -176,6 +176,14 @@ class ModelOptions:
     response_cache_bytes: Annotated[
         int, Option("memory per model version for responses to repeated equal requests, in bytes; 0: no response cache")
     ] = 0
+    share_caches: Annotated[
+        bool,
+        Option(
+            "answer the requests of one key from the response cache and the prefix cache of others too, which lets "
+            "them find out what others have sent",
+            operator_only=True,
+        ),
+    ] = False
     timeout_s: Annotated[float, Option("deadline in seconds for requests that set none; 0: no deadline")] = 0.0
     cancel_grace_s: Annotated[
         float,

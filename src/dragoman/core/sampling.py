@@ -22,6 +22,7 @@ GREEDY_BELOW = 1e-5  # at lower temperatures FP32 cannot distinguish the logits
 _MAX_INTEGER = (1 << 31) - 1
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # one spelling only: of two keys for a token one would win
 _MAX_SEED = (1 << 64) - 1
+_MAX_SALT = 1024
 
 
 class InvalidValueError(ValueError):
@@ -192,6 +193,18 @@ def _top_k() -> ValueKind:
     return replace(whole, description=text, convert=lambda value: max(0, whole.convert(value)))
 
 
+def _salt() -> ValueKind:
+    """A salt of the prefix cache, as vLLM takes it."""
+
+    def convert(value: Any) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= _MAX_SALT:
+            raise InvalidValueError
+        return value
+
+    schema = {"type": "string", "minLength": 1, "maxLength": _MAX_SALT}
+    return ValueKind(f"a string of 1 to {_MAX_SALT} characters", convert, schema)
+
+
 def truncation_side() -> ValueKind:
     """The side on which tokens are removed."""
 
@@ -236,6 +249,7 @@ KINDS: Mapping[str, ValueKind] = {
     "skip_special_tokens": flag(),
     "spaces_between_special_tokens": flag(),
     "adapter": text(),
+    "cache_salt": _salt(),
 }
 
 # Fields for which a model may have defaults of its own, as in vLLM.

@@ -1,5 +1,6 @@
 """Sequences of requests to a stateful model: the options of a model, and a request's place in its sequence."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -7,6 +8,9 @@ import msgspec
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import Option
+
+# Hexadecimal digits of a derived id: 60 bits, which fit into every datatype of 64.
+_ID_DIGITS = 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +26,7 @@ class SequenceOptions:
     ] = "oldest"
     max_candidates: Annotated[int, Option("slots per replica with the strategy oldest", minimum=1)] = 1024
     max_sequences: Annotated[
-        int, Option("live sequences, also those that wait for a slot; others get 503", minimum=1)
+        int, Option("live sequences, also those that wait for a slot; others get 503; one key may have 7/8", minimum=1)
     ] = 1024
     idle_s: Annotated[float, Option("seconds without a request after which a sequence ends", minimum=0.001)] = 60.0
     ids: Annotated[
@@ -34,6 +38,7 @@ class SequenceStep(msgspec.Struct):
     """One request of a sequence: its client's `id`, and whether it is the first (`start`) and the last (`end`).
 
     `state` lasts as long as the sequence: a dictionary for the model. `slot` and `number` locate it in the replica.
+    `owner` is that of the request: sequences of two owners are different ones, also with equal ids.
     """
 
     id: int | str
@@ -42,6 +47,15 @@ class SequenceStep(msgspec.Struct):
     slot: int = 0
     number: int = 0
     state: dict[str, Any] | None = None
+    owner: str = ""
+
+    @property
+    def correlation_id(self) -> int | str:
+        """The id for models that keep states by it themselves: the client's, or with an owner one derived from both."""
+        if not self.owner or not self.id:
+            return self.id
+        digest = hashlib.sha256(f"{type(self.id).__name__} {self.id} {self.owner}".encode()).hexdigest()
+        return digest if isinstance(self.id, str) else int(digest[:_ID_DIGITS], 16) or 1
 
 
 def check_id_type(id_: object, model: str, ids: str) -> None:

@@ -47,6 +47,10 @@ class SiblingModels(Protocol):
     All but `unavailable` and `streams` block: use them in threads of the model, never on the event loop.
     """
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the model has used others, also while it was loaded."""
+
     def describe(self, name: str) -> ModelDescription:
         """Return the metadata of a model, once it is loaded.
 
@@ -176,6 +180,7 @@ class ModelSpec(ModelOptions):
     disables it.
     max_queue: number of calls that may be queued or running before others are rejected; 0 for no limit.
     response_cache_bytes: memory for the answers to earlier requests, which equal requests get; 0 for none.
+    share_caches: the owners of requests share one response cache and one prefix cache.
     timeout_s: default deadline of calls in seconds; 0 for none.
     cancel_grace_s: seconds after which a worker process is killed that still runs a cancelled call; 0 for never.
     heartbeat_s: seconds without heartbeat after which a worker process counts as hung; 0 for never.

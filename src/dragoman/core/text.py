@@ -104,6 +104,7 @@ class Sampling:
     grammar: constraint on the completion.
     adapter: name of a LoRA adapter ("" for none).
     adapters: those of the prompts, one each, instead of `adapter`.
+    cache_salt: prompts share the prefix cache only with those of the same salt.
     model_defaults: names of fields that the request leaves to the model, whose own defaults then replace these.
     """
 
@@ -143,6 +144,7 @@ class Sampling:
     adapter: str = ""
     model_defaults: frozenset[str] = frozenset()
     adapters: tuple[str, ...] = ()
+    cache_salt: str = ""
 
 
 class Token(Struct, frozen=True):

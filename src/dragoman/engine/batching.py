@@ -138,6 +138,7 @@ class Batcher:
     accepts_larger : calls with more rows are computed without the batcher instead of being rejected.
     always_queues : a call waits for others of this turn of the event loop even if a worker is idle: a model that runs
         on the event loop always is.
+    by_owner : only requests of one owner are merged, for a model that calls others in its name.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class Batcher:
         *,
         accepts_larger: bool = False,
         always_queues: bool = False,
+        by_owner: bool = False,
     ) -> None:
         self._pool = pool
         self.max_rows = max_rows
@@ -158,6 +160,7 @@ class Batcher:
         self._model = model
         self._accepts_larger = accepts_larger
         self._always_queues = always_queues or max_wait_s > 0
+        self._by_owner = by_owner
         self.counters = BatchCounters(lambda: sum(map(len, self._waiting.values())))
         self._was_delayed = False  # the next batch waits for the adaptive delay
         self._was_busy = False  # calls wait because all workers are busy
@@ -183,6 +186,11 @@ class Batcher:
             raise InvalidInput(f"{error_texts.too_many_rows(self._model, self.max_rows)}, got {count}")
         return count
 
+    def _group_key(self, request: Request[Any]) -> Key:
+        """Return a key of an inference request. Requests with equal keys may be merged."""
+        key = group_key(request.call)  # type: ignore[arg-type]
+        return (request.caller.owner, *key) if self._by_owner else key
+
     async def _call(self, request: Request[Any], count: int) -> Inference:
         is_queued = self._always_queues or self._waiting or self._delay.is_active
         if not is_queued and self._has_idle_worker():
@@ -192,7 +200,7 @@ class Batcher:
         member = Member(
             request, request.call, count, loop.create_future(), time.monotonic(), get_context(), get_times()
         )
-        key = group_key(request.call)
+        key = self._group_key(request)
         self._waiting.setdefault(key, deque()).append(member)
         self._dispatch_soon()  # at the end of this turn, so that calls that arrived together are merged
         try:

@@ -127,15 +127,17 @@ class Deployment:
         own_size = 0 if spec.max_batch_size or is_inline else loaded.merges
         size = (spec.max_batch_size or own_size) if loaded.signature.batched else 0
         arguments = (pool, max(1, size), spec.max_batch_wait_s, spec.batch_linger, spec.name)
+        calls_others = self._siblings is not None and self._siblings(spec.name).is_used
+        flags: Any = {"accepts_larger": own_size > 0, "by_owner": calls_others}
         if spec.schedule is not None:
-            return ScheduledBatcher(*arguments, spec.schedule, accepts_larger=own_size > 0)
-        return Batcher(*arguments, accepts_larger=own_size > 0, always_queues=is_inline) if size > 1 else None
+            return ScheduledBatcher(*arguments, spec.schedule, **flags)
+        return Batcher(*arguments, **flags, always_queues=is_inline) if size > 1 else None
 
     def _add_cache(self, max_bytes: int, loaded: Loaded) -> None:
         if loaded.streams or loaded.sequences is not None or not CACHED_CALLS & loaded.calls:
             log.warning("response cache not used, model streams, generates text or is stateful: %s", self.spec.name)
             return
-        self.response_cache = ResponseCache(max_bytes, self._compute)
+        self.response_cache = ResponseCache(max_bytes, self._compute, is_shared=self.spec.share_caches)
         self._compute = self.response_cache.call
 
     async def _load(self) -> tuple[Pool, Loaded]:

@@ -1,7 +1,7 @@
 """Record store: values that protocols keep between requests, bounded in number, bytes and age."""
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
@@ -14,12 +14,18 @@ MAX_AGE_S = 3600.0  # since the last use
 
 
 class RecordStore:
-    """Keeps records by owner and id. The least recently used ones are dropped to stay within the limits."""
+    """Keeps records by owner and id.
+
+    To stay within the limits, the owner that has most of what is scarce loses its least recently used records, so that
+    none can displace those of others.
+    """
 
     def __init__(self, max_records: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_records, self._clock = max_records, clock
         self._records: OrderedDict[_Key, tuple[float, SaveRecord]] = OrderedDict()  # least recently used first
         self._parts: dict[_Key, _Key] = {}  # the record that has a part
+        self._counts: Counter[str] = Counter()  # records by owner
+        self._sizes: Counter[str] = Counter()  # bytes by owner
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -45,20 +51,34 @@ class RecordStore:
     def _add(self, key: _Key, record: SaveRecord) -> None:
         self._remove(key)
         self._records[key] = self._clock(), record
-        self._parts |= {(record.owner, part): key for part in record.parts}
-        self.bytes += _size(record)
-        while len(self._records) > self._max_records or self.bytes > MAX_BYTES:
-            self._remove(next(iter(self._records)))
+        self._parts |= {(key[0], part): key for part in record.parts}
+        self._count(key[0], 1, _size(record))
+        while len(self._records) > self._max_records:
+            self._drop_oldest(self._counts)
+        while self.bytes > MAX_BYTES:
+            self._drop_oldest(self._sizes)
 
     def _remove(self, key: _Key) -> SaveRecord | None:
         _, record = self._records.pop(key, (0.0, None))
         if record is None:
             return None
         for part in record.parts:
-            if self._parts.get((record.owner, part)) == key:  # else a newer record has it
-                del self._parts[record.owner, part]
-        self.bytes -= _size(record)
+            if self._parts.get((key[0], part)) == key:  # else a newer record has it
+                del self._parts[key[0], part]
+        self._count(key[0], -1, -_size(record))
         return record
+
+    def _count(self, owner: str, records: int, size: int) -> None:
+        self._counts[owner] += records
+        self._sizes[owner] += size
+        self.bytes += size
+        if not self._counts[owner]:
+            del self._counts[owner], self._sizes[owner]
+
+    def _drop_oldest(self, amounts: Counter[str]) -> None:
+        """Remove the least recently used record of the owner with the largest amount."""
+        ((owner, _),) = amounts.most_common(1)
+        self._remove(next(key for key in self._records if key[0] == owner))
 
     def _drop_old(self) -> None:
         oldest_s = self._clock() - MAX_AGE_S

@@ -35,14 +35,15 @@ _COUNTERS: Mapping[str, str] = {
 class ResponseCache:
     """Stores answers up to `max_bytes`; the one that was not used for the longest time is removed first.
 
-    The key is a digest of the whole call and of the metadata of its request. Errors are not stored. Equal concurrent
-    calls share one computation, which is cancelled when the last of their clients has left.
+    The key is a digest of the whole call, of the metadata of its request and of its owner. Errors are not stored. Equal
+    concurrent calls share one computation, which is cancelled when the last of their clients has left.
 
-    compute: returns the answer to a request, or a coroutine that computes it.
+    compute: returns the answer to a request, or a coroutine that computes it. is_shared: owners share their answers.
     """
 
-    def __init__(self, max_bytes: int, compute: Callable[[Request[Any]], Any]) -> None:
+    def __init__(self, max_bytes: int, compute: Callable[[Request[Any]], Any], *, is_shared: bool = False) -> None:
         self._max_bytes = max_bytes
+        self._is_shared = is_shared
         self._compute = compute
         self._entries: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()  # answers with their sizes
         self._running: dict[bytes, _Computation] = {}
@@ -55,7 +56,7 @@ class ResponseCache:
         call_type = type(request.call)
         if call_type not in CACHED_CALLS:
             return self._compute(request)
-        description = _describe_request(request)
+        description = self._describe(request)
         if description is None:
             self.counts["misses", call_type.__name__] += 1
             return self._compute(request)
@@ -94,9 +95,12 @@ class ResponseCache:
 
     def discard(self, request: Request[Any]) -> None:
         """Remove the answer to a request, which has been found invalid."""
-        description = _describe_request(request)
+        description = self._describe(request)
         if description is not None and (key := _digest(description)) in self._entries:
             self.size -= self._entries.pop(key)[1]
+
+    def _describe(self, request: Request[Any]) -> list[Any] | None:
+        return _describe_request(request, "" if self._is_shared else request.caller.owner)
 
     def count(self, kind: str) -> int:
         """Return the number of "hits" or "misses"."""
@@ -156,12 +160,13 @@ class _Computation:
 # --- keys ----------------------------------------------------------------------------------------------------
 
 
-def _describe_request(request: Request[Any]) -> list[Any] | None:
-    """Return buffers that hold everything in a request that the answer may depend on, except its id and its deadline.
+def _describe_request(request: Request[Any], owner: str) -> list[Any] | None:
+    """Return buffers that hold everything in a request that the answer may depend on, except its id and its deadline,
+    and the owner of the answer.
 
     The first one contains the sizes of the others. None if a value has no exact form.
     """
-    text: list[str] = [type(request.call).__name__]
+    text: list[str] = [type(request.call).__name__, repr(owner)]
     arrays: list[Any] = []
     try:
         call: Any = request.call

@@ -14,7 +14,7 @@ from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import Overloaded
 from dragoman.core.schedule import ScheduleOptions
 from dragoman.core.tensor import NONE
-from dragoman.engine.batching import Batcher, Key, Member, group_key
+from dragoman.engine.batching import Batcher, Key, Member
 from dragoman.system.call_times import get_times
 from dragoman.system.request_context import get_context
 from dragoman.workers.pool import Pool
@@ -45,8 +45,11 @@ class ScheduledBatcher(Batcher):
         options: ScheduleOptions,
         *,
         accepts_larger: bool,
+        by_owner: bool,
     ) -> None:
-        super().__init__(pool, max_rows, max_wait_s, delay_fraction, model, accepts_larger=accepts_larger)
+        super().__init__(
+            pool, max_rows, max_wait_s, delay_fraction, model, accepts_larger=accepts_larger, by_owner=by_owner
+        )
         self._options = options
 
     def begin(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
@@ -87,8 +90,8 @@ class ScheduledBatcher(Batcher):
         """Return the key and the number of rows of a call; one that cannot be merged has a key of its own."""
         if self.max_rows <= 1:
             return (), 1
-        call, count = request.call, self._rows(request)
-        return (group_key(call), count) if isinstance(call, Infer) and count is not None else ((object(),), 1)
+        count = self._rows(request)
+        return (self._group_key(request), count) if count is not None else ((object(),), 1)
 
     def _insert(self, key: Key, member: _ScheduledMember) -> None:
         queue: deque[Any] = self._waiting.setdefault(key, deque())

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,6 +14,7 @@ from msgspec import structs
 
 from dragoman import plugins
 from dragoman.core import error_texts
+from dragoman.core.callers import share_of
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, SequenceLost
 from dragoman.core.metrics import Family, Sample
@@ -24,7 +25,7 @@ from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import group_key, merge, split_rows
 from dragoman.engine.sequences import (
     LiveSequence,
-    SequenceId,
+    SequenceKey,
     SequenceTurn,
     SequenceWorker,
     earlier_request_cancelled,
@@ -54,7 +55,8 @@ class SequencePool:
         self.max_rows = spec.max_batch_size if loaded.signature.batched else 0
         slots = options.max_candidates if options.strategy == "oldest" else max(1, self.max_rows)
         self._workers = [SequenceWorker(pool, slots) for pool in pools]
-        self._sequences: OrderedDict[SequenceId, LiveSequence] = OrderedDict()  # the least recently used first
+        self._sequences: OrderedDict[SequenceKey, LiveSequence] = OrderedDict()  # the least recently used first
+        self._counts: Counter[str] = Counter()  # of live sequences by owner
         self._backlog: deque[LiveSequence] = deque()
         self._numbers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
@@ -158,9 +160,11 @@ class SequencePool:
         call, step = pop_step(request.call, self._spec.name, self._options.ids)  # type: ignore[arg-type]
         if self.max_rows and any(tensor.shape[:1] != (1,) for tensor in call.inputs.values()):
             raise InvalidInput(error_texts.too_many_rows_of_sequence(self._spec.name))
-        sequence = self._sequences.get(step.id)
+        step.owner = request.caller.owner
+        key = step.owner, step.id
+        sequence = self._sequences.get(key)
         if step.start:
-            sequence = self._begin(step.id, sequence)
+            sequence = self._begin(key, sequence)
         elif sequence is None:
             raise InvalidInput(error_texts.missing_start(step.id, self._spec.name))
         sequence.last_s = time.monotonic()
@@ -171,20 +175,22 @@ class SequencePool:
         if step.end:
             self._forget(sequence)
         else:
-            self._sequences.move_to_end(step.id)
+            self._sequences.move_to_end(key)
             self._set_timer()
         if sequence.worker is not None and len(sequence.turns) == 1 and sequence.running is None:
             sequence.worker.ready.append(sequence)
             self._dispatch_soon()
         return sequence, turn
 
-    def _begin(self, id_: SequenceId, live: LiveSequence | None) -> LiveSequence:
+    def _begin(self, key: SequenceKey, live: LiveSequence | None) -> LiveSequence:
         """Start a sequence, which ends a live one of the same id: what is queued of that is still computed."""
-        if live is None and len(self._sequences) >= self._options.max_sequences:
-            raise Overloaded(f"model '{self._spec.name}': expected at most {self._options.max_sequences} sequences")
+        owner, most = key[0], self._options.max_sequences
+        if live is None and (len(self._sequences) >= most or self._counts[owner] >= share_of(owner, most)):
+            raise Overloaded(f"model '{self._spec.name}': expected at most {share_of(owner, most)} sequences")
         if live is not None:
             self._end(live)
-        sequence = self._sequences[id_] = LiveSequence(id_, next(self._numbers))
+        sequence = self._sequences[key] = LiveSequence(key, next(self._numbers))
+        self._counts[owner] += 1
         if not self._assign(sequence):
             self._backlog.append(sequence)
         return sequence
@@ -206,8 +212,12 @@ class SequencePool:
     def _forget(self, sequence: LiveSequence) -> None:
         """Let no further request join a sequence."""
         sequence.is_over = True
-        if self._sequences.get(sequence.id) is sequence:
-            del self._sequences[sequence.id]
+        if self._sequences.get(sequence.key) is sequence:
+            del self._sequences[sequence.key]
+            owner = sequence.key[0]
+            self._counts[owner] -= 1
+            if not self._counts[owner]:
+                del self._counts[owner]
 
     def _end(self, sequence: LiveSequence) -> None:
         """End a sequence: free its slot once all its requests are answered."""
@@ -255,7 +265,7 @@ class SequencePool:
                 self._end(sequence)
             else:
                 sequence.last_s = now_s
-                self._sequences.move_to_end(sequence.id)
+                self._sequences.move_to_end(sequence.key)
         self._set_timer()
 
     # --- batches -----------------------------------------------------------------------------------------------
@@ -378,8 +388,8 @@ class SequencePool:
             error = None if turn.response.cancelled() or not turn.response.done() else turn.response.exception()
             if isinstance(error, SequenceLost):
                 self._forget(sequence)
-            if self._sequences.get(sequence.id) is sequence:
-                self._sequences.move_to_end(sequence.id)
+            if self._sequences.get(sequence.key) is sequence:
+                self._sequences.move_to_end(sequence.key)
             if sequence.turns and sequence.worker is not None:
                 sequence.worker.ready.append(sequence)
             else:

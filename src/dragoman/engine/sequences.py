@@ -18,6 +18,7 @@ from dragoman.system.request_context import Context, get_context
 from dragoman.workers.pool import Pool
 
 SequenceId = int | str
+SequenceKey = tuple[str, SequenceId]  # owner and id
 _PARAMETERS = "sequence_id", "sequence_start", "sequence_end"
 _MAX_ID_BYTES = 128
 
@@ -61,8 +62,8 @@ class SequenceTurn:
 class LiveSequence:
     """A sequence. `worker` is None while it waits for a slot; `is_over` once no further request can join it."""
 
-    def __init__(self, id_: SequenceId, number: int) -> None:
-        self.id = id_
+    def __init__(self, key: SequenceKey, number: int) -> None:
+        self.key = key
         self.number = number
         self.worker: SequenceWorker | None = None
         self.slot = 0
@@ -70,6 +71,11 @@ class LiveSequence:
         self.running: asyncio.Task[None] | None = None
         self.is_over = False
         self.last_s = 0.0
+
+    @property
+    def id(self) -> SequenceId:
+        """The id that the client has given it."""
+        return self.key[1]
 
     @property
     def is_idle(self) -> bool:

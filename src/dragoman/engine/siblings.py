@@ -10,6 +10,9 @@ from contextlib import aclosing, suppress
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+from msgspec import structs
+
+from dragoman.core.callers import ANYONE, get_caller
 from dragoman.core.calls import Describe, ModelDescription, Request
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
 from dragoman.core.spec import ResponseStream
@@ -165,6 +168,11 @@ class _StreamedResponses(Generic[A]):
         self._work.cancel()
 
 
+def _of_caller(request: Request[A]) -> Request[A]:
+    """Return a request of a model in the name of the caller for whom it computes."""
+    return request if (caller := get_caller()) is ANYONE else structs.replace(request, caller=caller)
+
+
 class SiblingClient:
     """The `SiblingModels` of one model."""
 
@@ -184,9 +192,14 @@ class SiblingClient:
     def streams(self, name: str) -> bool:
         return self._registry.streams(name)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the model has used others."""
+        return self._name in self._registry.users
+
     def stream(self, request: Request[A]) -> ResponseStream[A]:
         self._registry.users.add(self._name)
-        return _StreamedResponses(self._registry, request, self._loop)
+        return _StreamedResponses(self._registry, _of_caller(request), self._loop)
 
     def load(self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self._run_on_loop(self._registry.control.load(name, "", "", None, config, files))
@@ -196,7 +209,7 @@ class SiblingClient:
 
     def call(self, request: Request[A]) -> A:
         self._registry.users.add(self._name)
-        return self._run_on_loop(self._registry.call(request))
+        return self._run_on_loop(self._registry.call(_of_caller(request)))
 
     def _run_on_loop(self, work: Coroutine[Any, Any, A]) -> A:
         if threading.get_ident() == self._loop_thread:

@@ -1,7 +1,7 @@
 """Settings that parsers and formatters of payloads use."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -29,6 +29,12 @@ class Policy(ProtocolOptions):
     regions: SharedRegions | None = None
     traces: TraceSettings | None = None
     irregular_texts: bool = False
+
+    def of(self, owner: str) -> "Policy":
+        """Return these settings for the requests of an owner, who has shared memory of its own."""
+        if self.regions is None or not owner:
+            return self
+        return replace(self, regions=self.regions.of(owner))
 
     @cached_property
     def max_unscanned_bytes(self) -> int:

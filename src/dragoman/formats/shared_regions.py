@@ -73,7 +73,7 @@ def pop_slice(parameters: dict[str, Any], where: str) -> RegionSlice | None:
 
 
 class SharedRegions:
-    """The registered regions by name. A request may read up to `max_bytes` from them.
+    """The registered regions of one owner by name. A request may read up to `max_bytes` from them.
 
     A region that is unregistered stays while a request holds it, as in Triton.
     """
@@ -82,6 +82,16 @@ class SharedRegions:
         self._max_bytes = max_bytes
         self._regions: dict[str, Region] = {}
         self._unregistered: WeakValueDictionary[str, Region] = WeakValueDictionary()  # those that requests hold
+        self._owners: dict[str, SharedRegions] = {}  # those of other owners
+
+    def of(self, owner: str, *, registers: bool = False) -> "SharedRegions":
+        """Return the regions of another owner, "" for these. An owner `registers` some, or none are remembered."""
+        if not owner:
+            return self
+        regions = self._owners.get(owner) or SharedRegions(self._max_bytes)
+        if registers:
+            self._owners[owner] = regions
+        return regions
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Open a region. Raises InvalidInput or AlreadyLoaded."""
@@ -132,7 +142,7 @@ class SharedRegions:
 
     def read(self, region_slice: RegionSlice, where: str) -> Buffer:
         """Return a copy of the bytes of an input. Raises InvalidInput or ModelNotFound."""
-        region = self._find(region_slice, where)
+        region = _checked(self._get(region_slice.region), region_slice, where)
         self.check_total([region_slice.byte_size])
         data = bytearray(region_slice.byte_size)
         done = 0
@@ -145,38 +155,41 @@ class SharedRegions:
             done += count
         return data
 
-    def write(self, region_slice: RegionSlice, name: str, data: Buffer, held: Sequence[Region]) -> None:
-        """Write the bytes of an output. Raises InvalidInput or ModelNotFound.
-
-        held: the regions that the request holds. Another one may have been registered with the same name since.
-        """
-        region = self._find(region_slice, f"output '{name}'", held)
-        if len(data) > region_slice.byte_size:
-            raise InvalidInput(
-                f"shared memory size specified with the request for output '{name}' ({region_slice.byte_size} bytes) "
-                f"should be at least {len(data)} bytes to hold the results"
-            )
-        start, done, view = region.offset + region_slice.offset, 0, memoryview(data).cast("B")
-        if start + len(view) > os.fstat(region.descriptor).st_size:  # it would grow: the client has shrunk it
-            raise InvalidInput(
-                f"output '{name}': Invalid offset + byte size for shared memory region: '{region_slice.region}'"
-            )
-        while done < len(view):
-            done += os.pwrite(region.descriptor, view[done:], start + done)
-
     def _get(self, name: str) -> Region | None:
         return self._regions.get(name) or self._unregistered.get(name)
 
-    def _find(self, region_slice: RegionSlice, where: str, held: Sequence[Region] = ()) -> Region:
-        own = (each for each in held if each.name == region_slice.region)
-        region = next(own, None) or self._get(region_slice.region)
-        if region is None:
-            raise ModelNotFound(f"{where}: Unable to find shared memory region: '{region_slice.region}'")
-        if region_slice.offset >= region.byte_size:
-            raise InvalidInput(f"{where}: Invalid offset for shared memory region: '{region_slice.region}'")
-        if region_slice.offset + region_slice.byte_size > region.byte_size:
-            raise InvalidInput(f"{where}: Invalid offset + byte size for shared memory region: '{region_slice.region}'")
-        return region
+
+def write_output(region_slice: RegionSlice, name: str, data: Buffer, held: Sequence[Region]) -> None:
+    """Write the bytes of an output. Raises InvalidInput or ModelNotFound.
+
+    held: the regions that the request holds. Another one may have been registered with the same name since.
+    """
+    region = _checked(
+        next((each for each in held if each.name == region_slice.region), None), region_slice, f"output '{name}'"
+    )
+    if len(data) > region_slice.byte_size:
+        raise InvalidInput(
+            f"shared memory size specified with the request for output '{name}' ({region_slice.byte_size} bytes) "
+            f"should be at least {len(data)} bytes to hold the results"
+        )
+    start, done, view = region.offset + region_slice.offset, 0, memoryview(data).cast("B")
+    if start + len(view) > os.fstat(region.descriptor).st_size:  # it would grow: the client has shrunk it
+        raise InvalidInput(
+            f"output '{name}': Invalid offset + byte size for shared memory region: '{region_slice.region}'"
+        )
+    while done < len(view):
+        done += os.pwrite(region.descriptor, view[done:], start + done)
+
+
+def _checked(region: Region | None, region_slice: RegionSlice, where: str) -> Region:
+    """Return the region. Raises ModelNotFound if there is none, InvalidInput if the slice is not within it."""
+    if region is None:
+        raise ModelNotFound(f"{where}: Unable to find shared memory region: '{region_slice.region}'")
+    if region_slice.offset >= region.byte_size:
+        raise InvalidInput(f"{where}: Invalid offset for shared memory region: '{region_slice.region}'")
+    if region_slice.offset + region_slice.byte_size > region.byte_size:
+        raise InvalidInput(f"{where}: Invalid offset + byte size for shared memory region: '{region_slice.region}'")
+    return region
 
 
 def require_regions(regions: SharedRegions | None, where: str = "") -> SharedRegions:

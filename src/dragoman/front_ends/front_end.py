@@ -45,7 +45,7 @@ class FrontEndService:
     is_complete: whether every front end runs.
     measure: updates the metrics of all front ends.
     fetch: answers a request of a key to the async result store.
-    restrict: returns the engine for calls with these limits, the same one for all front ends.
+    limit: returns the engine for calls with these limits, the same one for all front ends.
     find_requests: returns recent requests of all front ends.
     update_copies: returns once no front end computes a model that was changed.
     add_counts: adds counts of copies to those of the engine.
@@ -63,8 +63,8 @@ class FrontEndService:
         engine: CallHandler,
         is_complete: Callable[[], bool],
         measure: Callable[[], Awaitable[None]],
-        fetch: Callable[[StoredResultCall, Grant | None], Awaitable[Any]],
-        restrict: Callable[[KeyLimits], CallerEngine],
+        fetch: Callable[[StoredResultCall, Grant], Awaitable[Any]],
+        limit: Callable[[KeyLimits], CallerEngine],
         find_requests: Callable[[FindRequests], Awaitable[list[dict[str, Any]]]],
         update_copies: Callable[[], Awaitable[None]],
         add_counts: Callable[[Iterable[CopyCounts]], None],
@@ -73,7 +73,7 @@ class FrontEndService:
         self._is_complete = is_complete
         self._measure = measure
         self._fetch = fetch
-        self._restrict = restrict
+        self._limit = limit
         self._find_requests = find_requests
         self._update_copies = update_copies
         self._add_counts = add_counts
@@ -98,14 +98,14 @@ class FrontEndService:
     async def call_async(self, request: Request[Any]) -> Response[Any]:
         self.calls += 1
         try:
-            engine, grant = self._engine, None
+            engine = self._engine
+            caller = request.caller
+            grant = Grant(caller.name, EVERYTHING, request.models, owner=caller.owner)
             if isinstance(request.call, LimitedCall):
-                restricted = engine = self._restrict(request.call.limits)
-                request, grant = structs.replace(request, call=request.call.call), restricted.grant
+                limited = engine = self._limit(request.call.limits)
+                request, grant = structs.replace(request, call=request.call.call), limited.grant
             match request.call:
                 case StoredResultCall() as call:
-                    if grant is None and request.models is not None:
-                        grant = Grant("", EVERYTHING, request.models)
                     return Response(await self._fetch(call, grant))
                 case Ready() if not request.model and not self._is_complete():
                     return Response(False)
@@ -124,7 +124,7 @@ class FrontEndService:
         try:
             engine = self._engine
             if isinstance(request.call, LimitedCall):
-                engine = self._restrict(request.call.limits)
+                engine = self._limit(request.call.limits)
                 request = structs.replace(request, call=request.call.call)
             async with aclosing(engine.stream(request)) as chunks:
                 async for chunk in chunks:

@@ -72,10 +72,10 @@ class FrontEnds(ServerTransports):
 
     def __init__(self, engine: Engine, settings: Settings, count: int) -> None:
         super().__init__(engine, settings)
-        restrict = cache(lambda limits: CallerEngine(engine, limits.grant()))
+        limit = cache(lambda limits: CallerEngine(engine, limits.grant()))
         self._models = CopiedModels(engine)
         self._has_copies = settings.processes != 1
-        shared = self._is_complete, self._measure, self._fetch, restrict, self._find_requests
+        shared = self._is_complete, self._measure, self._fetch, limit, self._find_requests
         copies = self._update_copies, self._models.add
         self._services = [FrontEndService(engine, *shared, *copies) for _ in range(count)]
         self._application: Any = None
@@ -166,7 +166,7 @@ class FrontEnds(ServerTransports):
         supervisor = self._supervisor
         return supervisor.is_complete and not any(each.heartbeat.is_hung for each in supervisor.running)
 
-    async def _fetch(self, call: StoredResultCall, grant: Grant | None) -> Any:
+    async def _fetch(self, call: StoredResultCall, grant: Grant) -> Any:
         """Answer a request to the async result store, which is here for all front ends."""
         return await self._application.stored_result_request(call.http, grant)
 

@@ -137,6 +137,9 @@ def round_up(length: int) -> int:
 # Tokens per block; only complete blocks are cached.
 BLOCK = 16
 
+# Adapter and salt.
+Origin = tuple[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class _Block:
@@ -147,21 +150,22 @@ class _Block:
 class PrefixCache:
     """At most `capacity` blocks of keys and values, identified by their tokens and the previous block.
 
-    The content of a block is opaque. Prefixes of different adapters are separate.
+    The content of a block is opaque. The first block of a prefix is identified by an adapter and a salt instead of a
+    previous block, so that prefixes with another adapter or salt are separate.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._blocks: OrderedDict[tuple[int | str, tuple[int, ...]], _Block] = OrderedDict()
+        self._blocks: OrderedDict[tuple[int | Origin, tuple[int, ...]], _Block] = OrderedDict()
         self._next = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def find(self, tokens: list[int], adapter: str) -> list[Any]:
+    def find(self, tokens: list[int], origin: Origin) -> list[Any]:
         """Return the cached blocks of a prefix; never of all tokens, because the last one must be computed."""
         keys, contents = [], []
-        before: int | str = adapter
+        before: int | Origin = origin
         for start in range(0, len(tokens) - BLOCK, BLOCK):
             key = (before, tuple(tokens[start : start + BLOCK]))
             block = self._blocks.get(key)
@@ -174,9 +178,9 @@ class PrefixCache:
             self._blocks.move_to_end(key)
         return contents
 
-    def add(self, tokens: list[int], adapter: str, read: Any) -> None:
+    def add(self, tokens: list[int], origin: Origin, read: Any) -> None:
         """Cache the complete blocks of the tokens; `read(start, stop)` returns the content of a new block."""
-        before: int | str = adapter
+        before: int | Origin = origin
         keys = []
         for start in range(0, min(len(tokens), self._capacity * BLOCK) - BLOCK + 1, BLOCK):
             key = (before, tuple(tokens[start : start + BLOCK]))
@@ -240,7 +244,7 @@ class CacheManager:
     def load_prefix(self, sequence: Sequence) -> int:
         """Copy the cached prefix of a sequence into its slot; return the number of its tokens."""
         stores = self._stores_prefixes and not sequence.features  # equal tokens may be placeholders of different images
-        blocks = self.prefixes.find(sequence.tokens, sequence.adapter) if stores else []
+        blocks = self.prefixes.find(sequence.tokens, (sequence.adapter, sequence.salt)) if stores else []
         if blocks:
             keys, values = (torch.cat([block[part] for block in blocks], dim=2) for part in (0, 1))
             self.cache.write(sequence.slot, 0, (keys, values))
@@ -249,8 +253,8 @@ class CacheManager:
     def store_prefix(self, sequence: Sequence) -> None:
         """Store the computed tokens of a sequence in the prefix cache."""
         if self._stores_prefixes and not sequence.features:
-            tokens = sequence.tokens[: sequence.computed]
-            self.prefixes.add(tokens, sequence.adapter, lambda start, stop: self.cache.read(sequence.slot, start, stop))
+            tokens, origin = sequence.tokens[: sequence.computed], (sequence.adapter, sequence.salt)
+            self.prefixes.add(tokens, origin, lambda start, stop: self.cache.read(sequence.slot, start, stop))
 
     def clear_prefixes(self) -> None:
         self.prefixes.clear()

@@ -47,6 +47,7 @@ class Sequence:
         (the rest of) its prompt is computed.
     drafts: tokens that may follow, computed in the same step.
     written: maximum number of tokens in the slot with drafts, 0 without.
+    salt: of the prefix cache.
     """
 
     tokens: list[int]
@@ -59,10 +60,11 @@ class Sequence:
     written: int = 0
     rate: DraftRate = field(default_factory=DraftRate)
     features: Features = field(default_factory=dict)
+    salt: str = ""
 
     def branch(self, tokens: list[int], slot: int) -> "Sequence":
         """Return a sequence of these tokens whose computed states are copied to another slot."""
-        return Sequence(tokens, self.prompt, self.adapter, slot, self.computed, features=self.features)
+        return Sequence(tokens, self.prompt, self.adapter, slot, self.computed, features=self.features, salt=self.salt)
 
     @property
     def pending(self) -> int:
@@ -174,7 +176,11 @@ class GenerationJob:
 
     def _begin(self) -> None:
         tokens = list(self.request.tokens)
-        self.sequences = [Sequence(tokens, len(tokens), self.request.adapter, features=self.request.features)]
+        request = self.request
+        first = Sequence(
+            tokens, len(tokens), request.adapter, features=request.features, salt=request.sampling.cache_salt
+        )
+        self.sequences = [first]
 
     @property
     def width(self) -> int:

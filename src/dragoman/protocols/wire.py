@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 import orjson
 
+from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.calls import Ready, Request, Response
 from dragoman.core.errors import DragomanError, Forbidden, Unauthorized
 from dragoman.formats.body import HEADER_LENGTH
@@ -48,7 +49,8 @@ class EngineCall(msgspec.Struct, Generic[A, Out], frozen=True):
 
 class HttpRequest(msgspec.Struct, frozen=True):
     """A complete request. `params` are the path parameters, percent-decoded; header names are lower case; `body` is
-    decompressed; `query` is the part after the question mark, still percent-encoded; `context` has the request id."""
+    decompressed; `query` is the part after the question mark, still percent-encoded; `context` has the request id;
+    `caller` has sent it."""
 
     method: str
     path: str
@@ -57,6 +59,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: Buffer
     query: str = ""
     context: Context = ()
+    caller: Caller = ANYONE
 
     @property
     def request_id(self) -> str:
@@ -323,12 +326,14 @@ def read_readiness(name: str) -> EngineCall[bool, HttpResponse] | HttpResponse:
 
 
 class GrpcRequest(msgspec.Struct, frozen=True):
-    """One message; `deadline_s` is the client's deadline on the monotonic clock, `context` has the request id."""
+    """One message of a `caller`; `deadline_s` is the client's deadline on the monotonic clock, `context` has the
+    request id."""
 
     body: Buffer
     metadata: Mapping[str, str] = {}
     deadline_s: float | None = None
     context: Context = ()
+    caller: Caller = ANYONE
 
 
 class GrpcStream(msgspec.Struct, Generic[A], frozen=True):

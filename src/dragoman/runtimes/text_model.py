@@ -5,13 +5,16 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from msgspec import structs
 
 from dragoman.codecs.elements import strings
+from dragoman.core.callers import get_caller
 from dragoman.core.calls import Generate, Infer, Inference, Tokenize
 from dragoman.core.datatypes import BOOL, BYTES, INT32, INT64
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
@@ -251,6 +254,7 @@ class TextModel(Model):
         return families
 
     async def generate(self, call: Generate) -> AsyncGenerator[Generation, None]:
+        call = self._with_owner(call)
         if call.sampling.grammar is not None:
             await self.text_engine.prepare(call)
         with self._images.reserve(size := image_bytes(call.prompts)) as reserve:
@@ -267,6 +271,14 @@ class TextModel(Model):
                         yield chunk
                 else:
                     yield merge_chunks([chunk async for chunk in chunks])
+
+    def _with_owner(self, call: Generate) -> Generate:
+        """Return the call with the owner of its request in the salt of the prefix cache, unless owners share it."""
+        owner = "" if self.spec.share_caches else get_caller().owner
+        if not owner:
+            return call
+        salt = f"{owner}\0{call.sampling.cache_salt}"
+        return structs.replace(call, sampling=replace(call.sampling, cache_salt=salt))
 
     def signature(self) -> Signature:
         return SIGNATURE

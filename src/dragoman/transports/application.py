@@ -7,7 +7,6 @@ the protocol's endpoint, call the engine, format and compress the response. If t
 """
 
 import asyncio
-import copy
 import logging
 import math
 import time
@@ -17,13 +16,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
 
 import msgspec
 
 from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.control import AccessControl
 from dragoman.access.grants import Grant
+from dragoman.core.callers import ANYONE
 from dragoman.core.calls import ModelCall, Response
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.engine.call_handler import CallHandler
@@ -117,7 +116,7 @@ class Application:
         self.is_guarded = access is not None
         self._access = access
         self.unrestricted = Authorization(self)
-        self._restricted: WeakKeyDictionary[Grant, Application] = WeakKeyDictionary()
+        self.caller = ANYONE
         self._models: frozenset[str] | None = None
         self.executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes), limits.max_loop_delay_s)
         self.bodies = self.executor.bodies
@@ -145,14 +144,15 @@ class Application:
         if self._access is None or match.is_public or match.endpoint is None:
             return Authorization(self)
         grant = self._access.authorize(match.role, headers, address)
-        application = self if not grant.is_restricted else self._restricted.get(grant) or self._restrict(grant)
+        application = self if grant.is_anonymous else self.for_caller(grant, address())
         return Authorization(application, self._access, self._access.version, grant.expires_s)
 
-    def _restrict(self, grant: Grant) -> "Application":
-        """Return this application for the holder of a restricted key."""
-        view = self._restricted[grant] = copy.copy(self)
-        view._models = grant.models
-        view._engine = CallerEngine(self._engine, grant)
+    def for_caller(self, grant: Grant, address: str = "") -> "Application":
+        """Return this application for the holder of a key, whose requests come from an address."""
+        view = object.__new__(type(self))  # in a third of the time of `copy.copy`
+        vars(view).update(vars(self))
+        engine = view._engine = CallerEngine(self._engine, grant, address)
+        view.caller, view._models = engine.caller, grant.models
         return view
 
     def reject(self, error: DragomanError | HttpError, request: RequestSummary) -> HttpResponse:
@@ -342,12 +342,12 @@ class Application:
                 raise
             return format_error(error)
 
-    async def stored_result_request(self, request: HttpRequest, grant: Grant | None) -> HttpResponse:
+    async def stored_result_request(self, request: HttpRequest, grant: Grant) -> HttpResponse:
         """Answer a request that a front end has received, about a result that is stored here.
 
-        `grant` is that of the caller, None for one without restrictions.
+        `grant` is that of the caller.
         """
-        application = self if grant is None else self._restricted.get(grant) or self._restrict(grant)
+        application = self if grant.is_anonymous else self.for_caller(grant)
         match = self.match(request.method, quote(request.path))
         assert match.endpoint is not None
         result = await application._run_endpoint(match.endpoint, request)
@@ -359,8 +359,9 @@ class Application:
             sent = msgspec.structs.replace(stored_result_request(request), models=self._models)
             return (await self._engine.call(sent)).answer
         if isinstance(result, ResultPoll):
-            return self._results.poll(result)
-        return self._results.begin(result, partial(self._run_in_background, result, request))
+            return self._results.poll(result, self.caller.owner)
+        run = partial(self._run_in_background, result, request)
+        return self._results.begin(result, run, self.caller.owner)
 
     async def _run_in_background(self, background: BackgroundCall, request: HttpRequest, stored: AsyncResult) -> None:
         try:

@@ -163,7 +163,14 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
             await writer.read(body)
         query = scope.get("query_string", b"").decode("latin-1")
         request = HttpRequest(
-            scope["method"], unquote(path), match.params, writer.headers, body.take(), query, writer.context
+            scope["method"],
+            unquote(path),
+            match.params,
+            writer.headers,
+            body.take(),
+            query,
+            writer.context,
+            application.caller,
         )
         # In a task of its own, because the engine cancels the tasks of calls when it closes.
         await _until_disconnect(application.answer(match, request, writer), writer)

@@ -2,12 +2,14 @@
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
 
+from dragoman.core.callers import share_of
 from dragoman.core.calls import Request, ServerCall
 from dragoman.core.errors import Overloaded
 from dragoman.protocols.wire import (
@@ -41,10 +43,11 @@ def stored_result_request(http: HttpRequest) -> Request[HttpResponse]:
 
 
 class AsyncResult:
-    """The response writer of a background call, which stores the chunks of the response."""
+    """The response writer of a background call of an owner, which stores the chunks of the response."""
 
-    def __init__(self, store: "AsyncResultStore") -> None:
+    def __init__(self, store: "AsyncResultStore", owner: str) -> None:
         self._store = store
+        self.owner = owner
         self.status = 0
         self.headers: Headers = ()
         self.chunks: list[bytes] = []
@@ -63,7 +66,7 @@ class AsyncResult:
         self.status, self.headers = status, headers
 
     async def write(self, chunk: Buffer) -> None:
-        if self.is_disconnected or not self._store.reserve(len(chunk)):
+        if self.is_disconnected or not self._store.reserve(self.owner, len(chunk)):
             self.abort()
             raise asyncio.CancelledError
         if chunk:
@@ -79,37 +82,44 @@ class AsyncResult:
 
 
 class AsyncResultStore:
-    """Stores the results of background calls by token."""
+    """Stores the results of background calls by token. Only the owner of a call can fetch its result."""
 
     def __init__(self) -> None:
         self._results: dict[str, AsyncResult] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._bytes = 0
+        self._bytes: Counter[str] = Counter()  # by owner
 
-    def reserve(self, size: int) -> bool:
+    def reserve(self, owner: str, size: int) -> bool:
         """Count `size` bytes more; return False if there is no space for them."""
-        if self._bytes + size > _MAX_BYTES:
+        if self._free_bytes(owner) < size:
             return False
-        self._bytes += size
+        self._bytes[owner] += size
         return True
 
-    def begin(self, call: BackgroundCall, run: Callable[[AsyncResult], Coroutine[Any, Any, None]]) -> HttpResponse:
+    def _free_bytes(self, owner: str) -> int:
+        return min(_MAX_BYTES - self._bytes.total(), share_of(owner, _MAX_BYTES) - self._bytes[owner])
+
+    def begin(
+        self, call: BackgroundCall, run: Callable[[AsyncResult], Coroutine[Any, Any, None]], owner: str
+    ) -> HttpResponse:
         """Start a background call and return the response with its token. Raises Overloaded if the store is full."""
-        if len(self._results) >= MAX_RESULTS or self._bytes >= _MAX_BYTES:
+        own = sum(result.owner == owner for result in self._results.values())
+        has_space = len(self._results) < MAX_RESULTS and own < share_of(owner, MAX_RESULTS)
+        if not has_space or self._free_bytes(owner) <= 0:
             raise Overloaded("too many results wait to be fetched; fetch some, or try again later", 1.0)
-        token, result = secrets.token_urlsafe(24), AsyncResult(self)
+        token, result = secrets.token_urlsafe(24), AsyncResult(self, owner)
         self._results[token] = result
         self._tasks[token] = asyncio.get_running_loop().create_task(run(result))
         self._renew(token)
         return call.format_accepted(token)
 
-    def poll(self, poll: ResultPoll) -> HttpResponse:
+    def poll(self, poll: ResultPoll, owner: str) -> HttpResponse:
         """Return the chunks that are there from the offset in the token on, at most as many as are asked for."""
         token, _, offset = poll.token.partition(".")
         result = self._results.get(token)
         is_valid = not offset or (offset.isdecimal() and len(offset) <= _MAX_OFFSET_DIGITS)
-        if result is None or not is_valid or int(offset or 0) > len(result.chunks):
+        if result is None or result.owner != owner or not is_valid or int(offset or 0) > len(result.chunks):
             return poll.format_response(None)
         self._renew(token)
         start = int(offset or 0)
@@ -129,4 +139,5 @@ class AsyncResultStore:
         result = self._results.pop(token)
         del self._expiries[token]
         self._tasks.pop(token).cancel()
-        self._bytes -= sum(map(len, result.chunks))
+        self._bytes[result.owner] -= sum(map(len, result.chunks))
+        self._bytes += Counter()  # without owners of nothing

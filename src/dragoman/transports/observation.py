@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Ite
 from contextlib import aclosing
 from time import monotonic
 from typing import Any, Final, Generic, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 from dragoman.access.control import AccessControl
 from dragoman.access.grants import Grant
@@ -278,17 +277,16 @@ class ObservedApplication(Application):
     def __init__(self, plain: Application, engine: CallHandler, observation: Observation) -> None:
         vars(self).update(vars(plain))
         self._plain = plain
-        self._restricted = WeakKeyDictionary()
         self._engine = ObservedEngine(engine)
         self._observation = observation
         self._request_log = observation.request_log
         self._sampler = observation.sampler
         self._running = running_in_thread()
 
-    def _restrict(self, grant: Grant) -> Application:
-        view = super()._restrict(grant)
+    def for_caller(self, grant: Grant, address: str = "") -> Application:
+        view = super().for_caller(grant, address)
         assert isinstance(view, ObservedApplication)
-        view._plain = self._plain._restrict(grant)
+        view._plain = self._plain.for_caller(grant, address)
         return view
 
     def begin(

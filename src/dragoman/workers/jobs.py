@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
+from dragoman.core.callers import ANYONE
 from dragoman.core.calls import Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError
 from dragoman.system.call_times import CallTimes, get_times
@@ -71,7 +72,8 @@ class Job:
         request = self.request
         assert request is not None, "a job that is sent is not cancelled"
         fields = (request.call, request.model, request.version, request.id, request.deadline_s, request.metadata)
-        return (values(self.context), *fields, *(() if request.models is None else (request.models,)))
+        is_plain = request.models is None and request.caller is ANYONE
+        return (values(self.context), *fields, *(() if is_plain else (request.models, request.caller)))
 
 
 def _ignore(_value: Any, _error: BaseException | None, _last: bool) -> None:

@@ -32,7 +32,7 @@ from dragoman.formats.oip_wire import (
     split_typed_contents,
 )
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
-from dragoman.formats.shared_regions import REGION, SIZE, Region, RegionSlice, SharedRegions, pop_slice, require_regions
+from dragoman.formats.shared_regions import REGION, SIZE, Region, RegionSlice, pop_slice, require_regions, write_output
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.open_inference.classification import parse_class_count
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
@@ -47,7 +47,7 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
 
     `raw` selects raw contents, and `classes` the outputs to replace by how many of their top classes. `final`: whether
     an empty response ends a stream, None if the request does not say it. `has_raw`: the inputs have raw contents, or
-    there are none. `region_slices` are the outputs to write to shared memory, to `regions`. `held` are the regions
+    there are none. `region_slices` are the outputs to write to shared memory. `held` are the regions
     of all tensors of the request.
     """
 
@@ -59,13 +59,12 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
     final: bool | None
     has_raw: bool = False
     region_slices: Mapping[str, RegionSlice] = {}
-    regions: SharedRegions | None = None
     held: tuple[Region, ...] = ()
 
 
 def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], GrpcOutputOptions]:
     """Return the inference request and the options of its response. Raises InvalidInput naming the invalid field."""
-    body = request.body
+    body, policy = request.body, policy.of(request.caller.owner)
     if len(body) < LARGE_RAW_BYTES:
         message = parse_message(ModelInferRequest, body)
         raw, packed = message.raw_input_contents, _NOT_PACKED
@@ -85,11 +84,8 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     contents = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
     id_, version = message.id, message.model_version
     is_raw_response = (is_raw and contents == "raw") or _wants_raw(contents, call, is_raw=is_raw)
-    regions = policy.regions
-    held = () if regions is None else regions.hold(_region_names(message))
-    options = GrpcOutputOptions(
-        id_, model, version, is_raw_response, classes, final, is_raw, region_slices, regions, held
-    )
+    held = () if policy.regions is None else policy.regions.hold(_region_names(message))
+    options = GrpcOutputOptions(id_, model, version, is_raw_response, classes, final, is_raw, region_slices, held)
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
     if len(call.inputs) + len(call.outputs) > 1:
         oip.check_counts(call, policy)
@@ -143,11 +139,10 @@ def _format_message(response: Response[Inference], options: GrpcOutputOptions) -
 
 def _format_shared(message: Any, outputs: Mapping[str, Tensor], options: GrpcOutputOptions) -> bytes:
     """Write the outputs that have a region of shared memory into it; their raw contents are empty."""
-    regions = require_regions(options.regions)
     for name, tensor in outputs.items():
         raw = raw_from_tensor(tensor)
         if name in options.region_slices:
-            regions.write(options.region_slices[name], name, raw, options.held)
+            write_output(options.region_slices[name], name, raw, options.held)
             raw = b""
         message.raw_output_contents.append(bytes(raw))
     return bytes(message.SerializeToString())

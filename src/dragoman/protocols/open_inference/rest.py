@@ -45,7 +45,7 @@ from dragoman.formats.config_override import parse_overrides
 from dragoman.formats.json_text import json_chunks
 from dragoman.formats.model_config import config_json
 from dragoman.formats.raw import raw_from_tensor
-from dragoman.formats.shared_regions import require_regions
+from dragoman.formats.shared_regions import write_output
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
 from dragoman.protocols.custom_handlers import check_headers, handler_call
 from dragoman.protocols.open_inference import messages, server_settings, shared_memory
@@ -194,10 +194,10 @@ class OpenInferenceRest:
         self, options: RestOutputOptions, id_: str | None, response: Response[Inference]
     ) -> HttpResponse:
         """Write the outputs that have a region of shared memory into it, and format the others."""
-        inference, regions = response.answer, require_regions(self._policy.regions)
+        inference = response.answer
         written = {name for name in inference.outputs if name in options.regions}
         for name in written:
-            regions.write(options.regions[name], name, raw_from_tensor(inference.outputs[name]), options.held)
+            write_output(options.regions[name], name, raw_from_tensor(inference.outputs[name]), options.held)
         rest = {name: tensor for name, tensor in inference.outputs.items() if name not in written}
         rows, blobs = serialize_tensors(rest, options.is_binary, self._policy)
         others = iter(rows)

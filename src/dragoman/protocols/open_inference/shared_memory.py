@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core.callers import Caller
 from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
 from dragoman.formats import oip_messages as m
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
-from dragoman.formats.shared_regions import Region, require_regions
+from dragoman.formats.shared_regions import Region, SharedRegions, require_regions
 from dragoman.protocols.open_inference.extensions import authorized_call
 from dragoman.protocols.wire import (
     Bodies,
@@ -52,24 +53,26 @@ def routes(policy: Policy) -> list[Route]:
     """Return the routes of REST."""
 
     def register_system(http: HttpRequest) -> EngineCall[None, HttpResponse]:
-        return _after_authorization(http, partial(_register, policy, http.params["region"], _parse_region(http)))
+        regions, name = _regions_of(policy, http.caller), http.params["region"]
+        return _after_authorization(http, partial(_register, regions, name, _parse_region(http)))
 
     def register_cuda(http: HttpRequest) -> EngineCall[None, HttpResponse]:
-        return _after_authorization(http, partial(_register_cuda, policy, http.params["region"]))
+        return _after_authorization(http, partial(_register_cuda, policy.regions, http.params["region"]))
 
     def unregister_system(http: HttpRequest) -> EngineCall[None, HttpResponse]:
-        return _after_authorization(http, partial(_unregister, policy, http.params.get("region", "")))
+        regions, name = _regions_of(policy, http.caller), http.params.get("region", "")
+        return _after_authorization(http, partial(_unregister, regions, name))
 
     def unregister_cuda(http: HttpRequest) -> EngineCall[None, HttpResponse]:
         return _after_authorization(http, lambda: require_regions(policy.regions) and None)
 
     def status_system(http: HttpRequest) -> EngineCall[None, HttpResponse]:
-        name = http.params.get("region", "")
-        return _after_authorization(http, lambda: json_response([_row(each) for each in _status(policy, name)]))
+        regions, name = _regions_of(policy, http.caller), http.params.get("region", "")
+        return _after_authorization(http, lambda: json_response([_row(each) for each in _status(regions, name)]))
 
     def status_cuda(http: HttpRequest) -> EngineCall[None, HttpResponse]:
-        name = http.params.get("region", "")
-        return _after_authorization(http, partial(_cuda_regions, policy, name))
+        regions, name = _regions_of(policy, http.caller), http.params.get("region", "")
+        return _after_authorization(http, partial(_cuda_regions, regions, name))
 
     success: Mapping[int, Bodies] = {200: {}}
     listed: Mapping[int, Bodies] = {200: {"application/json": list[RegionStatus]}}
@@ -97,52 +100,60 @@ def methods(policy: Policy) -> tuple[GrpcMethod, ...]:
     return tuple(GrpcMethod(name, partial(_grpc_call, policy, *each)) for name, each in _METHODS.items())
 
 
+def _regions_of(policy: Policy, caller: Caller) -> SharedRegions | None:
+    """Return the regions of a caller who may register some."""
+    return None if policy.regions is None else policy.regions.of(caller.owner, registers=True)
+
+
 def _grpc_call(
-    policy: Policy, kind: Any, run: Callable[[Policy, Any], Any], request: GrpcRequest
+    policy: Policy, kind: Any, run: Callable[[SharedRegions | None, Any], Any], request: GrpcRequest
 ) -> EngineCall[None, bytes]:
-    message = m.parse_message(kind, request.body)
+    message, regions = m.parse_message(kind, request.body), _regions_of(policy, request.caller)
 
     def respond() -> bytes:
-        return bytes(run(policy, message).SerializeToString())
+        return bytes(run(regions, message).SerializeToString())
 
     return authorized_call(bearer_token(request.metadata), respond, deadline_s=request.deadline_s)
 
 
-def _system_status(policy: Policy, message: Any) -> Any:
+def _system_status(regions: SharedRegions | None, message: Any) -> Any:
     response = m.SystemSharedMemoryStatusResponse()
-    for each in _status(policy, message.name):
+    for each in _status(regions, message.name):
         region = response.regions[each.name]
         region.name, region.key, region.offset, region.byte_size = _fields(each)
     return response
 
 
-def _system_register(policy: Policy, message: Any) -> Any:
+def _system_register(regions: SharedRegions | None, message: Any) -> Any:
     region = SystemRegion(message.key or None, message.byte_size, message.offset)
-    _register(policy, message.name, region)
+    _register(regions, message.name, region)
     return m.SystemSharedMemoryRegisterResponse()
 
 
-def _system_unregister(policy: Policy, message: Any) -> Any:
-    _unregister(policy, message.name)
+def _system_unregister(regions: SharedRegions | None, message: Any) -> Any:
+    _unregister(regions, message.name)
     return m.SystemSharedMemoryUnregisterResponse()
 
 
-def _cuda_status(policy: Policy, message: Any) -> Any:
-    _check_no_cuda_region(policy, message.name)
+def _cuda_status(regions: SharedRegions | None, message: Any) -> Any:
+    _check_no_cuda_region(regions, message.name)
     return m.CudaSharedMemoryStatusResponse()
 
 
-def _cuda_unregister(policy: Policy, _message: Any) -> Any:
-    require_regions(policy.regions)
+def _cuda_unregister(regions: SharedRegions | None, _message: Any) -> Any:
+    require_regions(regions)
     return m.CudaSharedMemoryUnregisterResponse()
 
 
-_METHODS: Mapping[str, tuple[Any, Callable[[Policy, Any], Any]]] = {
+_METHODS: Mapping[str, tuple[Any, Callable[[SharedRegions | None, Any], Any]]] = {
     "SystemSharedMemoryStatus": (m.SystemSharedMemoryStatusRequest, _system_status),
     "SystemSharedMemoryRegister": (m.SystemSharedMemoryRegisterRequest, _system_register),
     "SystemSharedMemoryUnregister": (m.SystemSharedMemoryUnregisterRequest, _system_unregister),
     "CudaSharedMemoryStatus": (m.CudaSharedMemoryStatusRequest, _cuda_status),
-    "CudaSharedMemoryRegister": (m.CudaSharedMemoryRegisterRequest, lambda p, r: _register_cuda(p, r.name)),
+    "CudaSharedMemoryRegister": (
+        m.CudaSharedMemoryRegisterRequest,
+        lambda regions, message: _register_cuda(regions, message.name),
+    ),
     "CudaSharedMemoryUnregister": (m.CudaSharedMemoryUnregisterRequest, _cuda_unregister),
 }
 
@@ -159,41 +170,41 @@ def _parse_region(http: HttpRequest) -> SystemRegion:
         raise InvalidInput(f"the request is not valid: {describe_parser_error(error)}") from error
 
 
-def _register(policy: Policy, name: str, region: SystemRegion) -> None:
-    regions = require_regions(policy.regions)
+def _register(regions: SharedRegions | None, name: str, region: SystemRegion) -> None:
+    found = require_regions(regions)
     if not name:
         raise InvalidInput("'region name' is necessary to register system shared memory region")
     for field in ("key", "byte_size"):
         if getattr(region, field) is None:
             raise InvalidInput(f"Shared memory register request has no '{field}' field")
-    regions.register(name, region.key or "", region.offset, region.byte_size or 0)
+    found.register(name, region.key or "", region.offset, region.byte_size or 0)
 
 
-def _register_cuda(policy: Policy, name: str) -> None:
-    require_regions(policy.regions)
+def _register_cuda(regions: SharedRegions | None, name: str) -> None:
+    require_regions(regions)
     raise NotSupported(_NO_GPU.format(name))
 
 
-def _unregister(policy: Policy, name: str) -> None:
-    require_regions(policy.regions).unregister(name)
+def _unregister(regions: SharedRegions | None, name: str) -> None:
+    require_regions(regions).unregister(name)
 
 
-def _status(policy: Policy, name: str) -> Sequence[Region]:
-    return () if policy.regions is None and not name else require_regions(policy.regions).status(name)
+def _status(regions: SharedRegions | None, name: str) -> Sequence[Region]:
+    return () if regions is None and not name else require_regions(regions).status(name)
 
 
-def _check_no_cuda_region(policy: Policy, name: str) -> None:
+def _check_no_cuda_region(regions: SharedRegions | None, name: str) -> None:
     """Raise ModelNotFound: no region is one of CUDA shared memory. Without a name there is nothing to find."""
     if not name:
         return
-    if any(each.name == name for each in _status(policy, "")):
+    if any(each.name == name for each in _status(regions, "")):
         kinds = "registered as system shared memory, not CUDA shared memory"
         raise ModelNotFound(f"The region named '{name}' is {kinds}")
     raise ModelNotFound(f"Unable to find cuda shared memory region: '{name}'")
 
 
-def _cuda_regions(policy: Policy, name: str) -> HttpResponse:
-    _check_no_cuda_region(policy, name)
+def _cuda_regions(regions: SharedRegions | None, name: str) -> HttpResponse:
+    _check_no_cuda_region(regions, name)
     return json_response([])
 
 

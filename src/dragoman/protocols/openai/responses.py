@@ -76,7 +76,8 @@ PARAMETERS: Mapping[str, Parameter] = {
         for name in (
             *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
             *("seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "allowed_token_ids", "bad_words"),
-            *("min_tokens", "include_stop_str_in_output", "skip_special_tokens", "adapter", "model", "stream"),
+            *("min_tokens", "include_stop_str_in_output", "skip_special_tokens", "adapter"),
+            *("cache_salt", "model", "stream"),
         )
     },
     "structured_outputs": GUIDED["structured_outputs"],

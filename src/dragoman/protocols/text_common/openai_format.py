@@ -113,6 +113,7 @@ COMMON: Mapping[str, Parameter] = {
     "truncate_prompt_tokens": sets("truncate", truncation()),
     "return_token_ids": sets("prompt_token_ids"),
     "adapter": sets("adapter"),
+    "cache_salt": sets("cache_salt"),
     "response_format": sets("grammar", RESPONSE_FORMAT),
     **GUIDED,
     "add_special_tokens": option("add_special_tokens", flag()),

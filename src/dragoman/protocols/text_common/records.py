@@ -6,5 +6,6 @@ from dragoman.protocols.wire import HttpRequest, bearer_token
 
 
 def owner_of(http: HttpRequest) -> str:
-    """Return a name of the caller's key that does not disclose it."""
-    return hashlib.blake2b(bearer_token(http.headers).encode(), digest_size=16).hexdigest()
+    """Return the owner of a request; where there is none, a name of its credential that does not disclose it, for a
+    gateway that checks keys in place of the server and passes them on."""
+    return http.caller.owner or hashlib.blake2b(bearer_token(http.headers).encode(), digest_size=16).hexdigest()

@@ -93,7 +93,8 @@ log = logging.getLogger("dragoman.generation")
 class OpenVinoTokens:
     """A `TokenEngine`. `make` makes the pipeline, in the thread that then calls all of it."""
 
-    def __init__(self, make: Callable[[], Any], name: str) -> None:
+    def __init__(self, make: Callable[[], Any], name: str, *, has_prefix_cache: bool = False) -> None:
+        self._has_prefix_cache = has_prefix_cache
         self.commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.sequences: dict[_Sequence, Any] = {}
         self._numbers = itertools.count()
@@ -102,6 +103,10 @@ class OpenVinoTokens:
 
     def check(self, sampling: Sampling) -> None:
         check_supported(sampling)
+        if sampling.cache_salt and self._has_prefix_cache:
+            raise InvalidInput(
+                "cache_salt: OpenVINO's prefix cache has no salts; expected none, or the parameter prefix_cache 0"
+            )
 
     async def tokens(self, request: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
         if self._closed:
@@ -305,15 +310,19 @@ class OpenVinoTextModel(TextModel):
             "chat_template": vocabulary.has_template,
             "adapters": [],
         }
-        engine = OpenVinoTokens(lambda: _pipeline(genai, folder, options), f"openvino-{self.spec.name}")
+        # Without salts the cache would tell the owner of a request what others have sent.
+        caches = options.prefix_cache != 0 and self.spec.share_caches
+        engine = OpenVinoTokens(
+            lambda: _pipeline(genai, folder, options, caches), f"openvino-{self.spec.name}", has_prefix_cache=caches
+        )
         return ExternalEngine(engine, intake, ends, self.spec.max_queue, details)
 
 
-def _pipeline(genai: Any, folder: Path, options: OpenVinoOptions) -> Any:
+def _pipeline(genai: Any, folder: Path, options: OpenVinoOptions, has_prefix_cache: bool) -> Any:
     schedule = genai.SchedulerConfig()
     schedule.max_num_seqs = options.max_batch
     schedule.max_num_batched_tokens = max(options.prefill_chunk, options.max_batch)
-    schedule.enable_prefix_caching = options.prefix_cache != 0
+    schedule.enable_prefix_caching = has_prefix_cache
     schedule.cache_size = options.cache_memory
     return genai.ContinuousBatchingPipeline(str(folder), schedule, options.device, dict(_properties(options)))
 

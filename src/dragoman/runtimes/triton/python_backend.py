@@ -79,7 +79,10 @@ class PythonBackendModel(Model):
         delay_us = given.get("dynamic_batching", {}).get("max_queue_delay_microseconds", 0)
         self._schedule = ScheduleOptions(**self.spec.parameters.get("schedule", {}))
         self._queue = RequestQueue(
-            self._config.max_batch_size if merges else 1, delay_us / 1e6 if merges else 0.0, self._schedule
+            self._config.max_batch_size if merges else 1,
+            delay_us / 1e6 if merges else 0.0,
+            self._schedule,
+            by_owner=self._access is not None,
         )
         if self._config.is_decoupled:
             self.infer = self._stream  # type: ignore[method-assign, assignment]
@@ -222,7 +225,7 @@ class PythonBackendModel(Model):
             tensors |= self._sequences.controls(step)
         request: pb_utils.InferenceRequest = self._request_class(
             request_id=pending.request.id or "",
-            correlation_id=step.id,
+            correlation_id=step.correlation_id,
             inputs=[pb_utils.Tensor(name, tensor.data) for name, tensor in tensors.items()],
             requested_output_names=self._config.requested_outputs(call),
             model_name=self.spec.name,

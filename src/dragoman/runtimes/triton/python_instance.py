@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from dragoman.compat.triton import pb_utils
+from dragoman.core.callers import set_caller
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed, public_text
 from dragoman.runtimes.triton.bls import deadline
@@ -117,7 +118,7 @@ class Instance:
         """Execute batches with an `async` execute; those of a decoupled model overlap."""
         tasks: set[asyncio.Task[None]] = set()
         while batch := await asyncio.to_thread(self._queue.take):
-            _set_deadline(batch)
+            _set_origin(batch)
             task = asyncio.create_task(self._execute_async(batch))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
@@ -134,7 +135,7 @@ class Instance:
             self._fail(batch, error)
 
     def _execute(self, batch: list[PendingRequest]) -> None:
-        _set_deadline(batch)
+        _set_origin(batch)
         try:
             requests = [self._model.to_request(pending) for pending in batch]
             self._respond(batch, requests, self._instance.execute(requests))
@@ -167,8 +168,10 @@ class Instance:
             pending.fail(error)
 
 
-def _set_deadline(batch: Sequence[PendingRequest]) -> None:
-    """Set the deadline of the calls that `execute` makes for a batch: the latest of its requests, if all have one."""
+def _set_origin(batch: Sequence[PendingRequest]) -> None:
+    """Set the deadline of the calls that `execute` makes for a batch, the latest of its requests if all have one, and
+    their caller: the requests have one owner."""
+    set_caller(batch[0].request.caller)
     ends = [pending.request.deadline_s for pending in batch]
     deadline.set(None if None in ends else max(end for end in ends if end is not None))
 

@@ -41,10 +41,13 @@ class PendingRequest:
 
 
 class RequestQueue:
-    """Requests in order of priority and arrival; `take` returns those that are executed together."""
+    """Requests in order of priority and arrival; `take` returns those that are executed together.
 
-    def __init__(self, max_rows: int, delay_s: float, schedule: ScheduleOptions) -> None:
-        self._max_rows, self._delay_s, self._schedule = max_rows, delay_s, schedule
+    by_owner: they have one owner, for a model that calls others in its name.
+    """
+
+    def __init__(self, max_rows: int, delay_s: float, schedule: ScheduleOptions, *, by_owner: bool = False) -> None:
+        self._max_rows, self._delay_s, self._schedule, self._by_owner = max_rows, delay_s, schedule, by_owner
         self._pending: deque[PendingRequest] = deque()
         self._numbers = itertools.count()
         self._changed = threading.Condition()
@@ -112,11 +115,15 @@ class RequestQueue:
         for pending in self._pending:
             if pending.cancelled.is_set():
                 continue
-            if batch and (rows + pending.rows > self._max_rows or pending.shapes != batch[0].shapes):
+            if batch and (rows + pending.rows > self._max_rows or not self._may_join(pending, batch[0])):
                 return batch, True
             batch.append(pending)
             rows += pending.rows
         return batch, rows >= self._max_rows
+
+    def _may_join(self, pending: PendingRequest, first: PendingRequest) -> bool:
+        is_of_owner = not self._by_owner or pending.request.caller.owner == first.request.caller.owner
+        return is_of_owner and pending.shapes == first.shapes
 
     def _remove_until(self, last: PendingRequest) -> None:
         """Remove a request and those before it, which are executed with it or were cancelled."""

@@ -169,7 +169,9 @@ def _control(table: Mapping[str, Any]) -> _Control:
     kind = str(table.get("kind", "CONTROL_SEQUENCE_START"))
     if kind == _CORRELATION_ID:
         datatype = datatype_of(table.get("data_type", "TYPE_UINT64"))
-        return _Control(datatype, lambda step: _correlation_id(step.id, datatype), b"" if datatype is BYTES else 0)
+        return _Control(
+            datatype, lambda step: _correlation_id(step.correlation_id, datatype), b"" if datatype is BYTES else 0
+        )
     field = next(field for field in _FLAG_DATATYPES if table.get(field))
     false, true = table[field]
     return _Control(_FLAG_DATATYPES[field], lambda step: true if _FLAGS[kind](step) else false, false)

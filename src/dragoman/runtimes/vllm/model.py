@@ -218,8 +218,10 @@ class VllmTokens:
         from vllm.sampling_params import VLLMValidationError
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        prompt_request = request.prompt
-        prompt, name = {"prompt_token_ids": list(prompt_request.tokens)}, f"dragoman-{next(self._numbers)}"
+        prompt_request, name = request.prompt, f"dragoman-{next(self._numbers)}"
+        prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_request.tokens)}
+        if prompt_request.sampling.cache_salt:
+            prompt["cache_salt"] = prompt_request.sampling.cache_salt
         try:
             source = self.engine.generate(
                 prompt, _sampling(request), name, lora_request=self._adapter(prompt_request.sampling)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
+from dragoman.core.callers import ANYONE, Caller
 from dragoman.protocols.wire import Headers
 from dragoman.system.request_context import client_request_id
 from dragoman.transports.counters import Statuses, TransportCounters
@@ -88,6 +89,7 @@ class CallHeaders:
     `health`: it is a health check.
     `request_id`: the client's, or "".
     `statuses`: ended calls of the service by status.
+    `caller`: who has sent it.
     """
 
     handler: Handler | None
@@ -100,6 +102,7 @@ class CallHeaders:
     service: str
     path: str
     statuses: Statuses
+    caller: Caller = ANYONE
 
 
 def parse_call_headers(

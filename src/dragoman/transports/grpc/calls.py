@@ -6,11 +6,10 @@ import ssl
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.control import AccessControl
-from dragoman.access.grants import Grant
 from dragoman.core.errors import DragomanError
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
@@ -145,7 +144,6 @@ class GrpcCalls:
             engine = self._engine = ObservedEngine(engine)
         self._protocols = protocols
         self._access = access
-        self._restricted: WeakKeyDictionary[Grant, Mapping[str, Handler]] = WeakKeyDictionary()
         self.handlers: Mapping[str, Handler] = make_handlers(engine, protocols, self.stopping, executor)
         self._calls: set[GrpcCall] = set()
         self._admission = Admission(limits, executor.counters.rejected)
@@ -211,14 +209,12 @@ class GrpcCalls:
             grant = access.authorize(call.handler.role, fields, lambda: connection.address)
         except DragomanError as error:
             raise status_error(self._protocols[0], error) from error
-        if not grant.is_restricted:
+        if grant.is_anonymous:
             return call, grant.expires_s
-        handlers = self._restricted.get(grant)
-        if handlers is None:
-            engine = CallerEngine(self._engine, grant)
-            handlers = make_handlers(engine, self._protocols, self.stopping, self.executor)
-            self._restricted[grant] = handlers
-        return replace(call, handler=handlers[headers.path]), grant.expires_s
+        engine, handler = CallerEngine(self._engine, grant, connection.address), call.handler
+        if handler.with_engine is not None:
+            handler = handler.with_engine(engine)
+        return replace(call, handler=handler, caller=engine.caller), grant.expires_s
 
     def _shed(self, call: CallHeaders) -> GrpcError | None:
         """Return the error of a call for inference if the event loop is too late for it."""

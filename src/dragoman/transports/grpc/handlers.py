@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Protocol
 
+from dragoman.core.callers import Caller
 from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.engine.call_handler import CallHandler
@@ -62,6 +63,9 @@ class Peer(Protocol):
     @property
     def context(self) -> Context: ...
 
+    @property
+    def caller(self) -> Caller: ...
+
     async def read(self) -> Any:
         """Return the next message, None after the last."""
 
@@ -74,12 +78,16 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnaryHandler:
-    """Handles a unary method. `begin`, if there is one, may return its result at once. Both raise GrpcError."""
+    """Handles a unary method. `begin`, if there is one, may return its result at once. Both raise GrpcError.
+
+    `with_engine` returns the handler of calls that another engine answers; None if it needs none.
+    """
 
     answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply | GrpcResponse]]
     begin: "Callable[[GrpcRequest], Begun] | None" = None
     health: bool = False
     role: Role = "read"
+    with_engine: "Callable[[CallHandler], UnaryHandler] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class StreamHandler:
     talk: Callable[[Peer], Coroutine[Any, Any, None]]
     health: bool = False
     role: Role = "read"
+    with_engine: "Callable[[CallHandler], StreamHandler] | None" = None
 
 
 Handler = UnaryHandler | StreamHandler
@@ -104,9 +113,7 @@ def table_handlers(
                 case GrpcMethod():
                     handler: Handler = UnaryMethod(engine, protocol, method, executor).handler()
                 case GrpcStreamMethod():
-                    handler = StreamHandler(
-                        StreamMethod(engine, protocol, method, stopping, executor).talk, role=method.role
-                    )
+                    handler = StreamMethod(engine, protocol, method, stopping, executor).handler()
             found[f"/{protocol.service}/{method.name}"] = handler
             for service, names in protocol.other_services.items():
                 if method.name in names:
@@ -124,7 +131,10 @@ class UnaryMethod:
     executor: MessageExecutor
 
     def handler(self) -> UnaryHandler:
-        return UnaryHandler(self.answer, self.begin, self.method.health, self.method.role)
+        return UnaryHandler(self.answer, self.begin, self.method.health, self.method.role, self._with_engine)
+
+    def _with_engine(self, engine: CallHandler) -> UnaryHandler:
+        return UnaryMethod(engine, self.protocol, self.method, self.executor).handler()
 
     async def answer(self, request: GrpcRequest) -> Reply | GrpcResponse:
         """Return the response; cancelled if the client disconnects."""
@@ -184,10 +194,16 @@ class StreamMethod:
     stopping: asyncio.Future[None]
     executor: MessageExecutor
 
+    def handler(self) -> StreamHandler:
+        return StreamHandler(self.talk, role=self.method.role, with_engine=self._with_engine)
+
+    def _with_engine(self, engine: CallHandler) -> StreamHandler:
+        return StreamMethod(engine, self.protocol, self.method, self.stopping, self.executor).handler()
+
     async def talk(self, peer: Peer) -> None:
         async with aclosing(read_messages(peer, self.stopping)) as bodies:
             async for body in bodies:
-                request = GrpcRequest(body, peer.metadata, peer.deadline_s, peer.context)
+                request = GrpcRequest(body, peer.metadata, peer.deadline_s, peer.context, peer.caller)
                 async with aclosing(self._answers(request, peer)) as answers:
                     async for answer in answers:
                         await self._send(request, answer, peer)

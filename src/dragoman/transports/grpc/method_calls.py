@@ -8,6 +8,7 @@ from functools import partial
 from types import CoroutineType
 from typing import Any
 
+from dragoman.core.callers import Caller
 from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import variables_of
@@ -94,7 +95,8 @@ class UnaryCall(GrpcCall):
     def _answer(self, handler: UnaryHandler, message: Buffer) -> None:
         if self._is_closed:
             return
-        request = GrpcRequest(message, self.headers.metadata, self.deadline_s, self.context)
+        headers = self.headers
+        request = GrpcRequest(message, headers.metadata, self.deadline_s, self.context, headers.caller)
         if handler.begin is None:
             self._begin(handler.answer(request))
             return
@@ -122,7 +124,9 @@ class UnaryCall(GrpcCall):
         handler = self.headers.handler
         assert isinstance(handler, UnaryHandler)
         message = await self.decompress_message(compressed)
-        return await handler.answer(GrpcRequest(message, self.headers.metadata, self.deadline_s, self.context))
+        headers = self.headers
+        request = GrpcRequest(message, headers.metadata, self.deadline_s, self.context, headers.caller)
+        return await handler.answer(request)
 
     def _begin(self, answering: Coroutine[Any, Any, Reply | GrpcResponse]) -> None:
         start = Start(answering, self._server.loop, variables_of(self.context))
@@ -182,6 +186,10 @@ class StreamCall(GrpcCall):
     @property
     def metadata(self) -> Mapping[str, str]:
         return self.headers.metadata
+
+    @property
+    def caller(self) -> Caller:
+        return self.headers.caller
 
     # --- messages of the client ----------------------------------------------------------------------------------
 

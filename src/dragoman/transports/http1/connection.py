@@ -214,11 +214,18 @@ class Http1Connection(asyncio.BufferedProtocol):
             if admission.is_needed and (error := admission.check(head)) is not None:
                 response: Any = context.application.reject(error, head.summary(writer.context))
             else:
-                body = data[head.size :]
+                body, application = data[head.size :], admission.application
                 request = HttpRequest(
-                    head.method, head.path, match.params, head.headers, body, head.query, writer.context
+                    head.method,
+                    head.path,
+                    match.params,
+                    head.headers,
+                    body,
+                    head.query,
+                    writer.context,
+                    application.caller,
                 )
-                response = copy_context().run(admission.application.begin, match, request, writer)
+                response = copy_context().run(application.begin, match, request, writer)
             if type(response) is HttpResponse:
                 self._since_s = now_s = self._listener.loop.time()
                 writer.write_plain(head, response, now_s)
@@ -301,8 +308,9 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._identify(head)
         self._is_responding, self._body_size = True, len(event.body)
         self._writer.begin(head)
+        context, caller = self._writer.context, self._admission.application.caller
         request = HttpRequest(
-            head.method, head.path, match.params, head.headers, event.body, head.query, self._writer.context
+            head.method, head.path, match.params, head.headers, event.body, head.query, context, caller
         )
         if self._body_size > LARGE_MESSAGE:
             self._is_queued = not self._budget.run(partial(self._respond_in_turn, head, request))

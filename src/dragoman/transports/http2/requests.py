@@ -149,8 +149,9 @@ class Http2Request:
         path, _, query = self._request_headers.path.partition("?")
         body = b"" if self._body is None else self._body.take()
         assert self._match is not None
+        method, caller = self._request_headers.method, self._application.caller
         request = HttpRequest(
-            self._request_headers.method, unquote(path), self._match.params, self._headers, body, query, self._context
+            method, unquote(path), self._match.params, self._headers, body, query, self._context, caller
         )
         answering = self._application.answer(self._match, request, self)
         start = Start(answering, self._service.loop, variables_of(self._context))

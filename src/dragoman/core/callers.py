@@ -1,0 +1,43 @@
+"""Who sent a request, and so owns what it leaves behind."""
+
+from contextvars import ContextVar
+from typing import Final
+
+import msgspec
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """The sender of a request, as far as its key tells. What outlives the request belongs to the `owner`.
+
+    `owner` is "" where requests need no key: all of them then share their state. `name` is that of the key, `address`
+    that of the client; the audit log has both.
+    """
+
+    owner: str = ""
+    name: str = ""
+    address: str = ""
+
+
+ANYONE: Final = Caller()
+
+_current: Final[ContextVar[Caller]] = ContextVar("dragoman_caller", default=ANYONE)
+
+
+def set_caller(caller: Caller) -> None:
+    """Set the caller for whom a model computes from now on, in this context; cheap if there are no keys."""
+    if caller is not ANYONE or _current.get() is not ANYONE:
+        _current.set(caller)
+
+
+def get_caller() -> Caller:
+    """Return the caller for whom the running model computes."""
+    return _current.get()
+
+
+# One owner leaves this part of a table to others: 1 / 8.
+_RESERVED_PART = 8
+
+
+def share_of(owner: str, limit: int) -> int:
+    """Return how much of a limit one owner may use, so that no key alone fills what all keys share."""
+    return limit - limit // _RESERVED_PART if owner else limit
