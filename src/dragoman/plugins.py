@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import SourceFileLoader
-from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from dragoman import hooks
 from dragoman.core.errors import ModelFailed
 from dragoman.core.options import suggestion
 from dragoman.core.runtime import Runtime
@@ -33,25 +33,24 @@ def find(group: str, name: str) -> Any:
     points of the group `dragoman.<group>`. Ours go before those of other packages, and `name` may be a
     `module:attribute` instead. Raises ModelFailed if there is none, or if its module cannot be imported.
     """
-    entry = _entry(group, name)
+    entry = hooks.entry(group, name)
     if entry is not None:
         return resolve(f"{entry.module}:{entry.attr}")
     if ":" in name:
         return resolve(name)
-    known = sorted({entry.name for entry in (*_own_entries(group), *entry_points(group=f"dragoman.{group}"))})
+    known = sorted({*hooks.own_entries(group), *hooks.other_entries(group)})
     expected = f"expected one of {', '.join(known)}{suggestion(name, known)}"
     raise ModelFailed(f"unknown {group[:-1].replace('_', ' ')} '{name}': {expected}")
 
 
 def installed_names(group: str) -> list[str]:
     """Return the names of the plug-ins that other packages add to a group."""
-    own = {entry.name for entry in _own_entries(group)}
-    return [entry.name for entry in entry_points(group=f"dragoman.{group}") if entry.name not in own]
+    return list(hooks.other_entries(group))
 
 
 def has(group: str, name: str) -> bool:
     """Return whether a plug-in of that name is installed, without importing it."""
-    return _entry(group, name) is not None
+    return hooks.entry(group, name) is not None
 
 
 def runtime(name: str) -> Runtime:
@@ -63,7 +62,7 @@ def runtime(name: str) -> Runtime:
 @cache
 def built_in_runtimes() -> Mapping[str, Runtime]:
     """Return the runtimes of this project by name, those with the highest priority first."""
-    return _by_priority({entry.name: runtime(entry.name) for entry in _own_entries("runtimes")})
+    return _by_priority({name: runtime(name) for name in hooks.own_entries("runtimes")})
 
 
 @cache
@@ -85,24 +84,6 @@ def _by_priority(found: Mapping[str, Runtime]) -> Mapping[str, Runtime]:
 def _placement_of(loader: Any) -> Any:
     """Return the placement that a plain loader declares: `placement_for(spec)`, or an attribute."""
     return getattr(loader, "placement_for", None) or getattr(loader, "placement", "") or "process"
-
-
-def _entry(group: str, name: str) -> EntryPoint | None:
-    found = next(iter(_own_entries(group).select(name=name)), None)
-    return found or next(iter(entry_points(group=f"dragoman.{group}", name=name)), None)
-
-
-def _own_entries(group: str) -> EntryPoints:
-    """Return the entry points of this project alone: reading those of all packages takes milliseconds."""
-    return _distribution_entries().select(group=f"dragoman.{group}")
-
-
-@cache
-def _distribution_entries() -> EntryPoints:
-    try:
-        return distribution("dragoman").entry_points
-    except PackageNotFoundError:
-        raise ModelFailed("the package 'dragoman' is not installed; run pip install -e . in its folder") from None
 
 
 def resolve(path: str) -> Any:

@@ -10,27 +10,26 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from dragoman import hooks
 from dragoman._version import __version__
+from dragoman.cli.command import Command
 from dragoman.cli.terminal import printable
 from dragoman.core.errors import DragomanError
 from dragoman.core.options import suggestion
 
-# Each is a module of this package with `add_arguments(parser)` and `run(arguments)`, imported when it is chosen, and
-# perhaps `expand(words)`, which returns the arguments to parse.
+# The commands of the server itself. Features and other packages add theirs as entry points of `dragoman.commands`.
 _COMMANDS = {
-    "serve": "serve models over HTTP and gRPC",
-    "init": "create a project with a model, a test and a Containerfile",
-    "models": "list the models of a running server",
-    "infer": "send an inference request",
-    "chat": "chat with a language model",
-    "status": "show the models and workers of a running server",
-    "worker": "run a model for a server on another machine",
-    "doctor": "report what will differ for a folder of MLServer or LMI",
-    "graph": "draw and check a graph of models",
-    "check": "check that a server conforms to its protocols, or derivatives of a model",
-    "bench": "measure latency and throughput of a model",
-    "keys": "create, list and delete API keys",
-    "completion": "print a completion script for bash, zsh or fish",
+    "serve": Command("serve models over HTTP and gRPC", "dragoman.cli.serve"),
+    "init": Command("create a project with a model, a test and a Containerfile", "dragoman.cli.init"),
+    "models": Command("list the models of a running server", "dragoman.cli.models"),
+    "infer": Command("send an inference request", "dragoman.cli.infer"),
+    "chat": Command("chat with a language model", "dragoman.cli.chat"),
+    "status": Command("show the models and workers of a running server", "dragoman.cli.status"),
+    "worker": Command("run a model for a server on another machine", "dragoman.cli.worker"),
+    "doctor": Command("report what will differ for a folder of MLServer or LMI", "dragoman.cli.doctor"),
+    "graph": Command("draw and check a graph of models", "dragoman.cli.graph"),
+    "keys": Command("create, list and delete API keys", "dragoman.cli.keys"),
+    "completion": Command("print a completion script for bash, zsh or fish", "dragoman.cli.completion"),
 }
 
 # Errors of an output that cannot take more: a full disk, a quota, a limit of file sizes, a device that fails.
@@ -171,13 +170,16 @@ def _run(words: list[str]) -> int:
     if words[0] == "--version":  # argparse ignores that its output cannot be written
         print(f"dragoman {__version__}")
         return 0
-    if words[0] not in _COMMANDS:
-        main_parser().parse_args(words)
-    command = _command(words[0])
-    parser = CommandParser(prog=f"dragoman {words[0]}", formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = _find_command(words)
+    if found is None:
+        main_parser().parse_args(words)  # prints the help, or an error that suggests a command
+        return 2
+    name, command = found[0], importlib.import_module(found[1].module)
+    words = words[len(name.split()) :]
+    parser = CommandParser(prog=f"dragoman {name}", formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_arguments(parser)
     try:
-        status: int = command.run(parser.parse_args(getattr(command, "expand", list)(words[1:])))
+        status: int = command.run(parser.parse_args(getattr(command, "expand", list)(words)))
     except DragomanError as error:
         print(f"dragoman: {printable(error.message)}", file=sys.stderr)
         return 2
@@ -191,14 +193,25 @@ def _run(words: list[str]) -> int:
     return status
 
 
-def _command(name: str) -> Any:
-    return importlib.import_module(f"dragoman.cli.{name}")
+def _find_command(words: Sequence[str]) -> tuple[str, Command] | None:
+    """Return the command that the first word or the first two words name, with its name."""
+    if words[0] in _COMMANDS:
+        return words[0], _COMMANDS[words[0]]
+    for name in (" ".join(words[:2]), words[0]):
+        if (command := _installed_commands().get(name)) is not None:
+            return name, command
+    return None
+
+
+def _installed_commands() -> dict[str, Command]:
+    """Return the commands of features and of other packages. The name of an entry point has `-` for a space."""
+    return {name.replace("-", " "): command for name, command in hooks.all_of("commands").items()}
 
 
 def main_parser(file_type: Any = None) -> CommandParser:
     """Return the parser of `dragoman`, without the arguments of its commands unless `file_type` is given.
 
-    Their modules import NumPy, which `--help` and `--version` must not wait for.
+    Their modules import NumPy, which `--help` must not wait for.
     """
     parser = CommandParser(
         prog="dragoman",
@@ -208,9 +221,9 @@ def main_parser(file_type: Any = None) -> CommandParser:
     parser.add_argument("--version", action="version", version=f"dragoman {__version__}")
     parser.has_commands = True
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, summary in _COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary)
+    for name, command in {**_COMMANDS, **_installed_commands()}.items():
+        subparser = commands.add_parser(name, help=command.summary)
         if file_type is not None:
             subparser.file_type = file_type
-            _command(name).add_arguments(subparser)
+            importlib.import_module(command.module).add_arguments(subparser)
     return parser

@@ -1,0 +1,64 @@
+"""Entry points by which features and other packages extend the server.
+
+Our features and packages of others use the same groups, `dragoman.<group>`: see docs/contributing.md. A feature is an
+import package of this distribution, such as `dragoman_check`; the server runs without it.
+"""
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from typing import Any
+
+from dragoman.core.errors import ModelFailed
+
+log = logging.getLogger("dragoman.plugins")
+
+
+@cache
+def own_entries(group: str) -> Mapping[str, EntryPoint]:
+    """Return the entry points of this distribution by name, without those of features that are not installed.
+
+    Those of other packages are not read, which takes milliseconds. Raises ModelFailed if Dragoman itself is not
+    installed.
+    """
+    try:
+        entries = distribution("dragoman").entry_points.select(group=f"dragoman.{group}")
+    except PackageNotFoundError:
+        raise ModelFailed("the package 'dragoman' is not installed; run pip install -e . in its folder") from None
+    return {entry.name: entry for entry in entries if _is_installed(entry.module.partition(".")[0])}
+
+
+@cache
+def _is_installed(package: str) -> bool:
+    """Return whether a package of this distribution is there. One that is missing is logged once."""
+    found = importlib.util.find_spec(package) is not None
+    if not found:
+        log.warning("the feature '%s' is not installed: what it adds is not available", package)
+    return found
+
+
+def other_entries(group: str) -> Mapping[str, EntryPoint]:
+    """Return the entry points of other packages by name."""
+    own = distribution("dragoman").entry_points.select(group=f"dragoman.{group}").names
+    return {entry.name: entry for entry in entry_points(group=f"dragoman.{group}") if entry.name not in own}
+
+
+def entry(group: str, name: str) -> EntryPoint | None:
+    """Return the entry point of that name, None if there is none. Ours go before those of other packages."""
+    found = own_entries(group).get(name)
+    return found or next(iter(entry_points(group=f"dragoman.{group}", name=name)), None)
+
+
+@cache
+def all_of(group: str) -> Mapping[str, Any]:
+    """Return the objects of a group by name, ours first. One that cannot be imported is left out, with a warning."""
+    found = {}
+    for name, each in {**other_entries(group), **own_entries(group)}.items():
+        try:
+            found[name] = getattr(importlib.import_module(each.module), each.attr)
+        except Exception as error:
+            log.warning("%s not available: name=%s error=%s: %s", group, name, type(error).__name__, error)
+    return found
