@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import SourceFileLoader
@@ -62,14 +62,19 @@ def runtime(name: str) -> Runtime:
 @cache
 def built_in_runtimes() -> Mapping[str, Runtime]:
     """Return the runtimes of this project by name, those with the highest priority first."""
-    return _by_priority({name: runtime(name) for name in hooks.own_entries("runtimes")})
+    return _importable(hooks.own_entries("runtimes"))
 
 
 @cache
 def other_runtimes() -> Mapping[str, Runtime]:
-    """Return the runtimes of other packages. One that cannot be imported is left out, with a line in the log."""
+    """Return the runtimes of other packages."""
+    return _importable(hooks.other_entries("runtimes"))
+
+
+def _importable(names: Iterable[str]) -> Mapping[str, Runtime]:
+    """Return the runtimes of these names. One that cannot be imported is left out, with a line in the log."""
     runtimes = {}
-    for name in installed_names("runtimes"):
+    for name in names:
         try:
             runtimes[name] = runtime(name)
         except ModelFailed as error:
