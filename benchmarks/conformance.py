@@ -22,11 +22,11 @@ from pathlib import Path
 
 from benchmarks.mlserver_parity.__main__ import RELEASE, _install
 from benchmarks.processes import ROOT, dragoman, free_port, http_ready, run_process
-from dragoman.conformance.clauses import ClauseFailed, ClauseResult, Outcome
-from dragoman.conformance.http import HttpTarget
-from dragoman.conformance.report import as_markdown
-from dragoman.conformance.runner import PROTOCOLS, run_clauses
-from dragoman.conformance.target import Target
+from dragoman_check.conformance.clauses import ClauseFailed, ClauseResult, Outcome
+from dragoman_check.conformance.http import HttpTarget
+from dragoman_check.conformance.report import as_markdown
+from dragoman_check.conformance.runner import PROTOCOLS, run_clauses
+from dragoman_check.conformance.target import Target
 
 PAGE = ROOT / "docs" / "conformance-results.md"
 MODELS = ROOT / "tests" / "conformance" / "models"

@@ -113,3 +113,9 @@ def test_extras_are_installed_from_the_repository() -> None:
         assert "install 'dragoman" not in text, path
         for names in re.findall(r"install '\.\[([\w,-]+)\]'", text):
             assert {*names.split(",")} <= extras.keys(), path
+
+
+def test_every_hook_is_documented() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    section = page("contributing.md").split("## Hooks")[1].split("\n## ")[0]
+    assert {*re.findall(r"`(dragoman\.[\w.]+)`(?= \||,)", section)} == {*groups}

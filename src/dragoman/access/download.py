@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.request import HTTPRedirectHandler, build_opener
 
-from dragoman.access.tokens import is_secure
+from dragoman.access.urls import is_secure
 
 _TIMEOUT_S = 10.0
 _MAX_BYTES = 1 << 20

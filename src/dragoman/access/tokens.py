@@ -7,15 +7,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from dragoman.access.grants import Grant
 from dragoman.access.keys import expand_roles
+from dragoman.access.urls import is_secure
 from dragoman.core.errors import InvalidInput, Unauthorized
 
 log = logging.getLogger("dragoman.access")
@@ -191,15 +189,6 @@ class TokenVerifier:
         owner = f"jwt:{_digest(subject or token).hex()}"
         allowed = None if models is None else frozenset(models)
         return Grant(subject[:64], expand_roles(roles), allowed, expires_s=expires_s, owner=owner)
-
-
-def is_secure(url: str) -> bool:
-    """Return whether what a URL returns cannot be replaced between its host and this machine."""
-    parts = urlsplit(url)
-    if parts.scheme == "http":
-        with suppress(ValueError):
-            return parts.hostname == "localhost" or ip_address(parts.hostname or "").is_loopback
-    return parts.scheme == "https" and bool(parts.hostname)
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:

@@ -8,7 +8,8 @@ class Command(NamedTuple):
 
     summary: its line in `dragoman --help`.
     module: the module that is imported when the command is chosen. It has `add_arguments(parser)` and
-        `run(arguments)`, which returns the exit status, and perhaps `expand(words)`, which returns the arguments to parse.
+        `run(arguments)`, which returns the exit status, and perhaps
+        `expand(words)`, which returns the arguments to parse.
     """
 
     summary: str

@@ -389,7 +389,7 @@ def _double(digits: Any, exponent: Any) -> Any:
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def parse_floats(text: Any, numbers: Any) -> Any:  # noqa: C901 - a function each for fewer branches costs 40 %
+def parse_floats(text: Any, numbers: Any) -> Any:
     """Read the numbers of a JSON array behind its bracket into an array; return their count.
 
     Return -1, for a general parser to decide, if there are more than fit, or anything but plain numbers: also more than

@@ -172,7 +172,7 @@ class Application:
         unusual = "content-encoding" in headers or (self.limits.cors.is_enabled and "origin" in headers)
         return match is not None and match.endpoint is not None and not unusual
 
-    def begin(  # noqa: C901 - a function each for fewer branches costs 2 % of a small request
+    def begin(
         self, match: Match, request: HttpRequest, writer: ResponseWriter
     ) -> HttpResponse | Coroutine[Any, Any, None]:
         """Return the response to a plain request if it is there at once; else a coroutine that sends it."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dragoman.core.options import child_environment
 from dragoman.system import logs
+from dragoman.system.parent_exit import signal_on_parent_exit
 from dragoman.system.threads import threads_per_replica
 from dragoman.workers.channel import socket_pair
-from dragoman.workers.process_group import signal_on_parent_exit
 from dragoman.workers.shared_blocks import close_files, create_arena_files
 from dragoman.workers.supervisor import is_stopped
 

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-# linux/prctl.h
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
+from dragoman.system.parent_exit import signal_on_parent_exit
+
+_PR_SET_NAME = 15  # linux/prctl.h
 
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
@@ -23,11 +23,6 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
     from dragoman.workers import worker  # after the fork: it imports NumPy
 
     worker.main(fd, parent, memory)
-
-
-def signal_on_parent_exit(number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent exits. Linux only."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def start_guard(descriptors: Sequence[int] = ()) -> None:

@@ -25,10 +25,10 @@ from typing import Any
 from dragoman.core.errors import ModelFailed, NotReady
 from dragoman.core.options import child_environment
 from dragoman.core.spec import ModelSpec
+from dragoman.system.parent_exit import signal_on_parent_exit
 from dragoman.workers.handshake import SECRET_VARIABLE
 from dragoman.workers.launchers import WorkerCommand
 from dragoman.workers.launchers.jobs import JobLauncher, JobState
-from dragoman.workers.process_group import signal_on_parent_exit
 
 _STRATEGIES = ("DEFAULT", "SPREAD")
 _GROUP_STRATEGIES = ("PACK", "STRICT_PACK", "STRICT_SPREAD")

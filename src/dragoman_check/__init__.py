@@ -1,0 +1,1 @@
+"""Conformance checks and load tests of any server of the protocols that Dragoman serves."""

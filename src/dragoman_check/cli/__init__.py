@@ -1,0 +1,1 @@
+"""The commands `dragoman check` and `dragoman bench`."""

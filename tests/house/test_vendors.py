@@ -1,0 +1,42 @@
+"""The server names no vendor: its feature declares what one of them does differently, as values that the edge reads.
+
+`vendor_names.txt` lists the modules of the server that still name one, and only gets shorter.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+SERVER = Path(__file__).parents[2] / "src" / "dragoman"
+LISTED = Path(__file__).with_name("vendor_names.txt")
+VENDORS = re.compile("mlserver|triton|lmi|djl|tgi|vllm|seldon", re.I)
+# A word of names in code: `has_texts_of_mlserver` and `TritonConfig` name a vendor, `oftgiven` does not.
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Za-z][a-z]*")
+
+
+def vendors_of(path: Path) -> set[str]:
+    """Return the vendors in the identifiers and strings of a module, not in docstrings and comments."""
+    text = path.read_text()
+    docstrings = {
+        node.body[0].value.lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+        and isinstance(node.body[0].value, ast.Constant)
+    }
+    found: set[str] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_docstring = token.type == tokenize.STRING and token.start[0] in docstrings
+        if token.type in (tokenize.NAME, tokenize.STRING) and not is_docstring:
+            found |= {word.lower() for word in WORD.findall(token.string) if VENDORS.fullmatch(word)}
+            found |= {name.lower() for name in ("MLServer", "vLLM") if name.lower() in token.string.lower()}
+    return found
+
+
+def test_the_modules_that_name_a_vendor_are_listed_and_get_fewer() -> None:
+    named = {str(path.relative_to(SERVER)): vendors_of(path) for path in SERVER.rglob("*.py")}
+    lines = [f"{path}: {' '.join(sorted(vendors))}" for path, vendors in sorted(named.items()) if vendors]
+    assert lines == LISTED.read_text().splitlines(), "an entry may be removed from the list, none may be added"
