@@ -1,5 +1,6 @@
 """`dragoman check derivatives` reports correct and wrong derivatives."""
 
+import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -175,6 +176,16 @@ def test_the_command_reports_wrong_derivatives(model: Path, capsys: pytest.Captu
     assert "1 of 1 checks failed, at 2 points" in message
     assert "┤" in message
     assert "● gradient output_0 by x" in message
+
+
+def test_the_command_prints_json(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{model}:wrong", "--at", "[[1, 2]]", "--json") == 1
+    (result,) = json.loads(capsys.readouterr().out)
+    assert (result["model"], result["methods"], result["points"]) == ("wrong", {"gradient": "author"}, 1)
+    (check,) = result["checks"]
+    assert (check["check"], check["output"], check["inputs"], check["passed"]) == ("gradient", "output_0", ["x"], False)
+    assert check["error"] > 0.1
+    assert check["curve"][0].keys() == {"step", "error"}
 
 
 def test_the_command_reports_errors_of_the_function(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

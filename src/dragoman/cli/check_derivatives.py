@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of points and directions (default 0)")
     add("--tolerance", type=float, default=1e-6, metavar="X", help="largest error of differences (default 1e-6)")
     add("--identity", type=float, default=1e-9, metavar="X", help="largest error of identities (default 1e-9)")
+    add("--json", action="store_true", help="print the results as JSON")
     add("--plot", metavar="FILE", help="plot errors by step size into an SVG file, or to the terminal with -")
 
 

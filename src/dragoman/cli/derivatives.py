@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -125,34 +127,55 @@ def check_derivatives(arguments: argparse.Namespace) -> int:
             models = [d.spec.name for d in engine.deployments() if arguments.model in ("", d.spec.name)]
             if not models:
                 raise InvalidInput(f"unknown model '{arguments.model}' in '{arguments.path}'")
-            checked = [_check_model(ServedFunction(engine, name, runner, config), config, arguments) for name in models]
+            results = [_check_model(ServedFunction(engine, name, runner, config), config, arguments) for name in models]
         finally:
             runner.run(engine.close())
-    return max(checked)
+    if arguments.json:
+        print(json.dumps([result for _, result in results], indent=2))
+    return max(status for status, _ in results)
 
 
-def _check_model(function: ServedFunction, config: Config, arguments: argparse.Namespace) -> int:
-    """Check one model and print the results; return 0, 1, or 2 if it has no derivatives."""
-    methods = ", ".join(
-        f"{ability} by {source}" for ability, source in function.sources().items() if ability != "evaluate"
-    )
-    print(f"\n{function.name}: {methods or 'no derivatives'}")
+def _check_model(
+    function: ServedFunction, config: Config, arguments: argparse.Namespace
+) -> tuple[int, Mapping[str, object]]:
+    """Check one model; print the results unless `--json` is set.
+
+    Return 0, 1, or 2 if nothing could be checked, and the results as JSON values.
+    """
+    show = print if not arguments.json else lambda _text: None
+    methods = {ability: source for ability, source in function.sources().items() if ability != "evaluate"}
+    result = {"model": function.name, "methods": methods, "points": 0, "checks": []}
+    named = ", ".join(f"{ability} by {source}" for ability, source in methods.items())
+    show(f"\n{function.name}: {named or 'no derivatives'}")
     if not methods:
-        return 2
-    differenced = any("finite differences" in source for source in function.sources().values())
+        return 2, result
+    differenced = any("finite differences" in source for source in methods.values())
     identities = max(arguments.identity, 1e-5) if differenced else arguments.identity
     points = list(_points(function, config, arguments))
     if not points:
-        print("  the function has no finite values at any random point; name points of its domain with --at")
-        return 2
+        show("  the function has no finite values at any random point; name points of its domain with --at")
+        return 2, result
     checks = run_checks(function, points, config, arguments.seed, Tolerance(arguments.tolerance, identities))
-    print(_table(function, checks))
-    bad = sum(not result.passed for result in checks)
+    show(_table(function, checks))
+    bad = sum(not check.passed for check in checks)
     verdict = f"{bad} of {len(checks)} checks failed" if bad else "all checks passed"
-    print(f"\n{verdict}, at {_pluralize(len(points), 'point')}")
+    show(f"\n{verdict}, at {_pluralize(len(points), 'point')}")
     if arguments.plot:
         _plot(function, checks, arguments.plot)
-    return 1 if bad else 0
+    return int(bad > 0), result | {"points": len(points), "checks": [_as_json(function, check) for check in checks]}
+
+
+def _as_json(function: ServedFunction, check: CheckResult) -> Mapping[str, object]:
+    return {
+        "check": check.check,
+        "output": function.output_names[check.output],
+        "inputs": [function.input_names[i] for i in check.inputs],
+        "error": check.error if math.isfinite(check.error) else None,
+        "order": check.order,
+        "passed": check.passed,
+        "reason": check.rejection or check.reason,
+        "curve": [{"step": step, "error": error} for step, error in check.curve],
+    }
 
 
 # --- points -----------------------------------------------------------------------------------------------

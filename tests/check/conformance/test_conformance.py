@@ -219,10 +219,8 @@ def test_the_given_request_is_sent(server: ServerProcess, tmp_path: Path, capsys
     [
         (["http://127.0.0.1:1"], "no HTTP server answers at http://127.0.0.1:1"),
         (["ftp://host"], "expected a URL such as http://HOST:PORT"),
-        (["http://127.0.0.1:1", "more"], "expected one URL, got 'http://127.0.0.1:1' and 'more'"),
         (["http://127.0.0.1:1", "--request", "/nonexistent"], "--request: '/nonexistent' cannot be read"),
         (["http://127.0.0.1:1", "--config", "["], "--config: expected JSON, got '['"),
-        (["derivatives"], "expected a model: dragoman check derivatives MODEL"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
