@@ -177,7 +177,7 @@ class _Running:
 
 def _is_health_check(application: Application, scope: Scope) -> bool:
     try:
-        return application.match(scope["method"], relative_path(scope)).health
+        return application.match(scope["method"], relative_path(scope), {}).health
     except Exception:  # an unknown path or method
         return False
 

@@ -347,9 +347,12 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     ] = ""
     cors_origin_regex: Annotated[str, Option("regular expression for further origins", CORS)] = ""
     cors_credentials: Annotated[bool, Option("allow requests with the user's credentials", CORS)] = False
-    cors_methods: Annotated[str, Option("methods that pages of other origins may use, or *", CORS)] = "GET,POST"
+    cors_methods: Annotated[str, Option("methods that pages of other origins may use, or *", CORS)] = "*"
     cors_headers: Annotated[str, Option("headers that pages of other origins may send, or *", CORS)] = "*"
-    cors_expose: Annotated[str, Option("response headers that pages of other origins may read", CORS)] = ""
+    # Without the first one a page cannot take binary responses apart; clients wait as long as the second one says.
+    cors_expose: Annotated[str, Option("response headers that pages of other origins may read", CORS)] = (
+        "inference-header-content-length,retry-after,x-request-id,request-id,x-ignored-parameters,x-next-token"
+    )
     cors_max_age_s: Annotated[int, Option("seconds that browsers may cache these permissions", CORS)] = 600
 
     log_format: Annotated[Literal["text", "json"], Option("format of log lines: text or json", LOGGING)] = "text"

@@ -37,7 +37,7 @@ def test_cors_allows_pages_of_a_listed_origin(process: ServerProcess, origin: st
     preflight = requests.options(url, headers={"origin": origin, **PREFLIGHT}, timeout=30)
     assert preflight.status_code == 204
     assert preflight.headers["access-control-allow-origin"] == origin
-    assert preflight.headers["access-control-allow-methods"] == "GET, POST"
+    assert preflight.headers["access-control-allow-methods"] == "POST"  # the one that is asked for
     assert preflight.headers["access-control-allow-headers"] == "content-type, x-user"
     response = requests.post(url, json=BODY, headers={"origin": origin}, timeout=30)
     assert response.json()["outputs"][0]["data"] == [1.5]
@@ -75,3 +75,20 @@ def test_no_cors_headers_by_default(tmp_path: Path) -> None:
         response = requests.get(f"http://{server.url}/v2", headers={"origin": "https://a.org"}, timeout=30)
         assert not [h for h in response.headers if h.lower().startswith("access-control")]
         assert requests.get(f"http://{server.url}/behind/it/v2", timeout=30).status_code == 404
+
+
+def test_cors_lets_a_page_read_what_it_needs_by_default(tmp_path: Path) -> None:
+    """A page cannot take a binary response apart without the length of its JSON, nor see the id of its request."""
+    (tmp_path / "model.py").write_text(MODEL)
+    with running_server(str(tmp_path / "model.py:half"), "--cors-origins", "*") as server:
+        page = {"origin": "https://a.org"}
+        body = {**BODY, "parameters": {"binary_data_output": True}}
+        response = requests.post(f"http://{server.url}/v2/models/half/infer", json=body, headers=page, timeout=30)
+        exposed = {name.strip().lower() for name in response.headers["access-control-expose-headers"].split(",")}
+        assert {"inference-header-content-length", "x-request-id"} <= exposed & {*map(str.lower, response.headers)}
+        assert {"request-id", "x-ignored-parameters", "retry-after"} <= exposed
+        for method in ("GET", "POST", "DELETE", "PUT"):
+            asked = {**page, "access-control-request-method": method}
+            preflight = requests.options(f"http://{server.url}/v1/responses/x", headers=asked, timeout=30)
+            assert preflight.status_code == 204
+            assert method in preflight.headers["access-control-allow-methods"].split(", ")

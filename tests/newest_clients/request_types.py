@@ -20,6 +20,7 @@ TYPES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("/v1/completions", ""): ("openai.types.completion_create_params:CompletionCreateParams",),
     ("/v1/embeddings", ""): ("openai.types.embedding_create_params:EmbeddingCreateParams",),
     ("/v1/responses", ""): ("openai.types.responses.response_create_params:ResponseCreateParams",),
+    ("/v1/responses/input_tokens", ""): ("openai.types.responses.input_token_count_params:InputTokenCountParams",),
     ("/v1/responses", "stream_options"): ("openai.types.responses.response_create_params:StreamOptions",),
     ("/v1/responses", "reasoning"): ("openai.types.shared_params:Reasoning",),
     ("/v1/responses", "text"): ("openai.types.responses:ResponseTextConfigParam",),

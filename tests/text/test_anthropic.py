@@ -244,3 +244,32 @@ async def test_keys_in_both_headers() -> None:
         response = await server.post(PATH, request("a"), {"x-api-key": "other"})
         assert response.status == 401
         assert response.json["error"]["type"] == "authentication_error"
+
+
+async def test_models_in_the_shape_of_this_api(client: Any, server: TextServer) -> None:
+    found = [model async for model in client.models.list()]
+    assert [(model.id, model.type, model.display_name) for model in found] == [
+        (name, "model", name) for name in ("ReverseModel", "pirate", "ReverseModel:pirate")
+    ]
+    assert found[0].created_at.year >= 2026
+    assert (found[0].lifecycle, found[0].max_input_tokens, found[0].max_tokens) == ("active", CONTEXT, CONTEXT)
+    assert await client.models.retrieve("ReverseModel") == found[0]
+    by_two = [model.id async for model in client.models.list(limit=2)]
+    assert by_two == [model.id for model in found]
+    page = await client.models.list(before_id="ReverseModel:pirate", limit=1)
+    assert ([model.id for model in page.data], page.has_more) == (["pirate"], True)
+    plain = (await server.request("GET", "/v1/models")).json  # OpenAI's
+    assert (plain["object"], plain["data"][0]["object"]) == ("list", "model")
+
+
+async def test_errors_of_models_in_the_shape_of_this_api(client: Any, server: TextServer) -> None:
+    import anthropic
+
+    with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
+        await client.models.retrieve("none")
+    header = {"anthropic-version": "2023-06-01"}
+    for query in ("limit=0", "limit=x", "after_id=none", "after_id=pirate&before_id=pirate"):
+        response = await server.request("GET", f"/v1/models?{query}", None, header)
+        assert (response.status, response.json["error"]["type"]) == (400, "invalid_request_error")
+    response = await server.request("DELETE", "/v1/models/ReverseModel", None, header)
+    assert (response.status, response.json["error"]["type"]) == (405, "invalid_request_error")

@@ -364,7 +364,7 @@ async def test_sampling_is_the_default_and_temperature_0_is_greedy(server: TextS
         assert server.model().calls[-1].sampling.num_beams == beams
 
 
-@pytest.mark.parametrize("name", ["", "tgi", "dummy", None])
+@pytest.mark.parametrize("name", ["", "tgi", "dummy", None, "http://127.0.0.1:8080", "https://a.org/v1/"])
 async def test_placeholder_names_select_the_default_model(server: TextServer, name: str | None) -> None:
     response = await server.post("/v1/chat/completions", {"model": name, "messages": HELLO})
     assert response.json["model"] == "ReverseModel"

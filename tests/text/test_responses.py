@@ -401,3 +401,31 @@ async def test_the_record_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert store.answer(ReadRecord("me", "part", is_part=True)) is None
     store.answer(DeleteRecord("me", "h"))
     assert store.bytes == 0
+
+
+async def test_input_tokens_are_those_of_the_response(client: openai.AsyncOpenAI, server: TextServer) -> None:
+    tools = [WEATHER]
+    first = await client.responses.create(model="ReverseModel", input="a b c", instructions="be brief", tools=tools)
+    count = await client.responses.input_tokens.count(
+        model="ReverseModel", input="a b c", instructions="be brief", tools=tools
+    )
+    assert first.usage is not None
+    assert count.object == "response.input_tokens"
+    assert count.input_tokens == first.usage.input_tokens
+    after = await client.responses.create(model="ReverseModel", input="d", previous_response_id=first.id)
+    count = await client.responses.input_tokens.count(
+        model="ReverseModel", input="d", previous_response_id=first.id, personality="friendly"
+    )
+    assert after.usage is not None
+    assert count.input_tokens == after.usage.input_tokens > first.usage.input_tokens - 5
+    invalid = await server.post(f"{PATH}/input_tokens", {"model": "ReverseModel"})
+    assert (invalid.status, invalid.json["error"]["param"]) == (400, "input")
+    missing = await server.post(f"{PATH}/input_tokens", {"model": "none", "input": "a"})
+    assert (missing.status, missing.json["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_words_below_responses_are_not_ids(client: openai.AsyncOpenAI, server: TextServer) -> None:
+    with pytest.raises(openai.NotFoundError, match="does not compact"):
+        await client.responses.compact(model="ReverseModel", input="a")
+    response = await server.post(f"{PATH}/resp_1", {})
+    assert (response.status, response.headers["allow"]) == (405, "DELETE, GET, HEAD, OPTIONS")

@@ -292,7 +292,13 @@ async def test_model_names_in_bodies(path: str, body: dict[str, Any]) -> None:
         assert "x-ignored-parameters" not in same.headers
         assert len(server.model("Other").calls) == (0 if "tokenize" in path else 1)
     async with serve() as server:
-        for name, ignored in (("missing", "model"), ("tgi", None), ("ReverseModel", None), (None, None)):
+        for name, ignored in (
+            ("missing", "model"),
+            ("tgi", None),
+            ("ReverseModel", None),
+            (None, None),
+            ("http://a:80/b", None),
+        ):
             response = await server.post(path, {**body, "model": name})
             assert (response.status, response.headers.get("x-ignored-parameters")) == (200, ignored)
         wrong = await server.post(path, {**body, "model": 5})

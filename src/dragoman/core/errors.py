@@ -22,7 +22,7 @@
         └── WorkerLost            the worker process exited during the call
 
 Each protocol maps these to its status in one table. Errors are pickled between processes, so each consists of its
-message and `retry_after_s`, which is an attribute of the class except for RateLimited.
+message and `retry_after_s`, which is an attribute of the class except for NotReady and RateLimited.
 """
 
 import re
@@ -81,7 +81,9 @@ class NotSupported(CallerError):
 class NotReady(CallerError):
     """The model exists but cannot answer now."""
 
-    retry_after_s = 1.0
+    def __init__(self, message: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(*([message] if message else []))
+        self.retry_after_s = retry_after_s
 
 
 class Overloaded(CallerError):

@@ -414,7 +414,9 @@ class ModelControl:
             if loading is None:
                 assert self._loaded_models is not None
                 if (wait_s := self._loaded_models.retry_in_s(deployment)) > 0:
-                    raise NotReady(f"{deployment.not_ready().message}; next attempt in {wait_s:.1f} s")
+                    raise NotReady(
+                        f"{deployment.not_ready().message}; next attempt in {wait_s:.1f} s", max(1.0, wait_s)
+                    )
                 loading = self._changes.start(name, self._load_checked(deployment), [version])
             await asyncio.wait({loading.task})
             if version not in loading.versions:

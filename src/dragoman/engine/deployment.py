@@ -41,6 +41,9 @@ NOT_LOADED = "not loaded: the next request loads it"
 # What a model does, for error messages, where the class of the call has another name.
 _CALL_NAMES = {"Embed": "embeddings", "Generate": "text generation", "Infer": "inference", "Tokenize": "tokenization"}
 
+# Seconds after which clients of a model that is not ready may ask again, and the most while it loads.
+_RETRY_S, _MAX_RETRY_S = 1.0, 10.0
+
 
 class _NotLoaded(Exception):
     """The call has to load the model first."""
@@ -67,6 +70,7 @@ class Deployment:
         self.reason = ""
         self.update_error = ""  # why newer files of the model are not served
         self.step = LoadStep("waiting")  # of loading
+        self._loading_since_s = time.monotonic()
         self.retries = False  # whether it could not be loaded yet, and is loaded again later
         self.placement: Placement = ""
         self.labels: Mapping[str, ClassLabels] = {}
@@ -89,7 +93,7 @@ class Deployment:
 
     async def start(self) -> None:
         """Load the model. Raises ModelFailed, or NotReady if it may load later; it is UNAVAILABLE then."""
-        self.retries, self.state = False, "LOADING"
+        self.retries, self.state, self._loading_since_s = False, "LOADING", time.monotonic()
         try:
             if self.spec.protocols:
                 await asyncio.to_thread(check_protocols, self.spec)
@@ -293,7 +297,17 @@ class Deployment:
     def not_ready(self) -> NotReady:
         """Return the error for clients, who may not read `reported_reason`."""
         state = WAITING if any(p.waiting for p in self.pools) else self.state.replace("READY", "UNAVAILABLE")
-        return NotReady(error_texts.not_ready(self.spec.name, state))
+        return NotReady(error_texts.not_ready(self.spec.name, state), self.retry_after_s)
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds after which a client may ask again: while the model loads, as long as it has been loading.
+
+        Clients ask two or three times, so a constant second would not outlast the load of a large model.
+        """
+        if self.state != "LOADING":
+            return _RETRY_S
+        return min(max(time.monotonic() - self._loading_since_s, _RETRY_S), _MAX_RETRY_S)
 
     def _overloaded_error(self) -> Overloaded:
         return Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")

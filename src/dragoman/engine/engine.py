@@ -295,8 +295,9 @@ class Engine:
         default = self._identity.default_model
         if default and (len(names) != 1 or not self.registry.find(default).is_loaded):
             return default
-        if not names and any(d.state == "LOADING" for d in self.registry.all()):
-            raise NotReady("no model that can answer is loaded yet")
+        loading = [d.retry_after_s for d in self.registry.all() if d.state == "LOADING"]
+        if not names and loading:
+            raise NotReady("no model that can answer is loaded yet", max(loading))
         if len(names) != 1:
             there = f"one of {', '.join(names)}" if names else "a model that can answer, and there is none"
             raise ModelNameMissing(f"the request names no model; expected {there}")

@@ -166,8 +166,10 @@ class WeightedVersions:
         return [(d, weight / total) for (d, _), weight in zip(self._versions, weights, strict=True)]
 
     def _update(self, ready: tuple[bool, ...]) -> None:
-        if loading := [v for v, d in self._by_version.items() if d.state == "LOADING"]:
-            raise NotReady(f"model '{self._model}' is not ready: version '{loading[0]}' is being loaded")
+        if loading := [(v, d) for v, d in self._by_version.items() if d.state == "LOADING"]:
+            version, deployment = loading[0]
+            text = f"model '{self._model}' is not ready: version '{version}' is being loaded"
+            raise NotReady(text, deployment.retry_after_s)
         try:
             self._routing.check_compatible(self._by_version)
         except InvalidInput as error:  # found while they load, until they are closed for it

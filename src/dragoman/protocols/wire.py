@@ -226,7 +226,8 @@ class HttpProtocol:
     """A protocol over HTTP: its routes and its error format, which `errors` describes.
 
     `format_error` gets an error and the id of the request. `fallback` serves paths that match no route of any protocol,
-    for callers with the role infer.
+    for callers with the role infer. `header` is one that all clients of the protocol send: it decides which protocol
+    serves a path of several, and formats the error of an unknown path.
     """
 
     name: str
@@ -234,6 +235,7 @@ class HttpProtocol:
     format_error: Callable[[DragomanError | HttpError, str], HttpResponse]
     fallback: Endpoint | None = None
     errors: ErrorResponses | None = None
+    header: str = ""
 
 
 class ErrorFormatter(Protocol):

@@ -128,12 +128,12 @@ class Application:
         self._default = protocols[0]
         self._results = AsyncResultStore()
 
-    def match(self, method: str, raw_path: str) -> Match:
+    def match(self, method: str, raw_path: str, headers: Mapping[str, str]) -> Match:
         """Return the endpoint of a path, still percent-encoded. Raises HttpError 404 or 405."""
         root = self.limits.root_path
         if root and raw_path.startswith(root) and raw_path[len(root) : len(root) + 1] in ("/", "", "?"):
             raw_path = raw_path[len(root) :] or "/"
-        return self._router.match(method, raw_path)
+        return self._router.match(method, raw_path, headers)
 
     def authorize(self, match: Match, headers: Mapping[str, str], address: Callable[[], str]) -> "Authorization":
         """Return the application as the caller of a request may use it, and how long that is valid.
@@ -348,7 +348,7 @@ class Application:
         `grant` is that of the caller.
         """
         application = self if grant.is_anonymous else self.for_caller(grant)
-        match = self.match(request.method, quote(request.path))
+        match = self.match(request.method, quote(request.path), request.headers)
         assert match.endpoint is not None
         result = await application._run_endpoint(match.endpoint, request)
         assert isinstance(result, ResultPoll | BackgroundCall)

@@ -154,7 +154,7 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
     match: Match | None = None
     try:
         path = relative_path(scope)
-        match = application.match(scope["method"], path)
+        match = application.match(scope["method"], path, writer.headers)
         writer.statuses = match.statuses
         if match.is_sheddable and application.executor.loop_delay.rejects():
             raise LOOP_LATE

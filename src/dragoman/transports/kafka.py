@@ -226,7 +226,7 @@ class KafkaInput:
         if size > limit:
             raise InvalidInput(f"expected at most {limit} bytes, got {size}")
         key, request = _to_http(message)
-        match = self._application.match("POST", request.path)
+        match = self._application.match("POST", request.path, {})
         request = msgspec.structs.replace(request, params=match.params)
         delay_s, end_s = _FIRST_RETRY_S, time.monotonic() + _RETRY_S
         while True:

@@ -1,21 +1,39 @@
 """Find the endpoint of a path: the routes of all protocols in one tree."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from dragoman.protocols.wire import Endpoint, HttpError, HttpProtocol, Role, Route
+from dragoman.core.errors import DragomanError, PathNotFound
+from dragoman.protocols.wire import (
+    Endpoint,
+    EndpointResult,
+    EngineCall,
+    HttpError,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    Role,
+    Route,
+)
 from dragoman.transports.counters import TransportCounters
+
+# Where the paths of APIs begin, and those that users put before another one.
+_BASES = ("", "v1", "api", "v2")
+_EXTRA_BASES = frozenset({"v1", "api"})
+# Segments of the longest path for which others are looked up.
+_MAX_SEGMENTS = 8
 
 
 @dataclass(slots=True)
 class _Node:
     parts: dict[str, "_Node"] = field(default_factory=dict)
     parameter: "tuple[str, _Node] | None" = None
-    endpoints: dict[str, tuple[Route, HttpProtocol]] = field(default_factory=dict)
+    endpoints: dict[str, list[tuple[Route, HttpProtocol]]] = field(default_factory=dict)
     protocol: HttpProtocol | None = None  # the first that has a path here or below
 
 
@@ -45,7 +63,7 @@ class Match(msgspec.Struct, frozen=True):
 class Router:
     """The routes as a tree of path segments; fixed segments have priority over parameters.
 
-    The first protocol that has a route serves it.
+    Of several protocols with a route the one whose header the request has serves it, else the first without a header.
     """
 
     def __init__(self, protocols: Iterable[HttpProtocol], counters: TransportCounters | None = None) -> None:
@@ -61,12 +79,13 @@ class Router:
                 for part in _segments(route.pattern):
                     node = _child(node, part)
                     node.protocol = node.protocol or protocol
-                node.endpoints.setdefault(route.method, (route, protocol))
+                node.endpoints.setdefault(route.method, []).append((route, protocol))
+        self._with_header = [protocol for protocol in protocols if protocol.header]
         methods = {"HEAD", "OPTIONS"} | {route.method for protocol in protocols for route in protocol.routes}
         statuses = self._counters.statuses(protocols[0].name)
         self._server_options = Match(None, protocols[0], {}, ", ".join(sorted(methods)), statuses=statuses)
 
-    def match(self, method: str, raw_path: str) -> Match:
+    def match(self, method: str, raw_path: str, headers: Mapping[str, str]) -> Match:
         """Return the endpoint of a path, still percent-encoded; a trailing slash does not matter.
 
         HEAD is answered as GET. Unknown paths go to the fallback if a protocol has one. Raises HttpError 404 for an
@@ -82,32 +101,99 @@ class Router:
                 # Decoded once, and after splitting, so that an encoded slash stays part of a name.
                 params[name] = unquote_to_bytes(segment).decode(errors="replace") if "%" in segment else segment
             if found is None:
-                return self._no_route(raw_path, node.protocol)
+                return self._no_route(method, raw_path, node.protocol, headers)
             node = found
         if not node.endpoints:
-            return self._no_route(raw_path, node.protocol)
-        return self._by_method(node, method, params)
+            return self._no_route(method, raw_path, node.protocol, headers)
+        return self._by_method(node, method, params, headers)
 
-    def _no_route(self, raw_path: str, nearest: HttpProtocol | None) -> Match:
+    def _no_route(self, method: str, raw_path: str, nearest: HttpProtocol | None, headers: Mapping[str, str]) -> Match:
         nearest = None if "//" in raw_path else nearest  # an empty segment belongs to no protocol
-        if self._fallback is not None:
-            return self._fallback if nearest is None else msgspec.structs.replace(self._fallback, protocol=nearest)
-        raise HttpError(404, f"no such path: {raw_path[:256]}", (), nearest)
+        marked = next((each for each in self._with_header if each.header in headers), None)
+        fallback = self._fallback
+        if fallback is None or fallback.endpoint is None:
+            suggestion, meant = self._suggest(method, raw_path, headers)
+            raise HttpError(404, _no_path(raw_path, suggestion), (), marked or meant or nearest)
 
-    def _by_method(self, node: _Node, method: str, params: dict[str, str]) -> Match:
-        found = node.endpoints.get("GET" if method == "HEAD" and "HEAD" not in node.endpoints else method)
-        if found is not None:
-            route, protocol = found
+        def explain(error: DragomanError, request_id: str) -> HttpResponse:
+            """Format an error of the fallback; if it does not serve the path, with a path that does."""
+            if not isinstance(error, PathNotFound):
+                return (marked or nearest or fallback.protocol).format_error(error, request_id)
+            suggestion, meant = self._suggest(method, raw_path, headers)
+            protocol = marked or meant or nearest or fallback.protocol
+            return protocol.format_error(PathNotFound(_no_path(raw_path, suggestion)), request_id)
+
+        endpoint = partial(_answer_or_explain, fallback.endpoint, explain)
+        return msgspec.structs.replace(fallback, protocol=marked or nearest or fallback.protocol, endpoint=endpoint)
+
+    def _suggest(self, method: str, raw_path: str, headers: Mapping[str, str]) -> tuple[str, HttpProtocol | None]:
+        """Return the path that a client may have meant, "" for none, and its protocol.
+
+        Clients get the address of an API with or without its base, such as `/v1`, or with another one before it.
+        """
+        segments = [segment for segment in raw_path.split("/") if segment]
+        if len(segments) > _MAX_SEGMENTS:
+            return "", None
+        while segments:
+            for base in _BASES:
+                path = [base, *segments] if base else segments
+                routes = self._routes(path, method, 1 if base else 0)
+                if routes:
+                    return f"/{'/'.join(path)}", _choose(routes, headers)[1]
+            first = segments.pop(0)
+            if first in self._root.parts and first not in _EXTRA_BASES:
+                break
+        return "", None
+
+    def _routes(self, segments: Sequence[str], method: str, skipped: int) -> Sequence[tuple[Route, HttpProtocol]]:
+        """Return the routes of a path with a fixed segment after the first ones, and one parameter at most."""
+        node, fixed, parameters = self._root, 0, 0
+        for i, segment in enumerate(segments):
+            found = node.parts.get(segment)
+            fixed += found is not None and i >= skipped
+            if found is None and node.parameter is not None:
+                found, parameters = node.parameter[1], parameters + 1
+            if found is None:
+                return ()
+            node = found
+        return node.endpoints.get("GET" if method == "HEAD" else method, ()) if fixed and parameters < 2 else ()
+
+    def _by_method(self, node: _Node, method: str, params: dict[str, str], headers: Mapping[str, str]) -> Match:
+        routes = node.endpoints.get("GET" if method == "HEAD" and "HEAD" not in node.endpoints else method)
+        if routes is not None:
+            route, protocol = routes[0] if len(routes) == 1 else _choose(routes, headers)
             statuses = self._counters.statuses(protocol.name)
             health, is_public = route.health, route.health or route.is_public
             return Match(route.endpoint, protocol, params, "", health, route.role, statuses, route.pattern, is_public)
         methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
         allow = ", ".join(sorted(methods))
-        protocol = next(iter(node.endpoints.values()))[1]
+        _, protocol = _choose([each for routes in node.endpoints.values() for each in routes], headers)
         if method == "OPTIONS":
             return Match(None, protocol, params, allow, statuses=self._counters.statuses(protocol.name))
         text = f"method {method[:32]} is not allowed here; expected one of {allow}"
         raise HttpError(405, text, (("allow", allow),), protocol)
+
+
+def _choose(routes: Sequence[tuple[Route, HttpProtocol]], headers: Mapping[str, str]) -> tuple[Route, HttpProtocol]:
+    """Return the route of the protocol whose header the request has, else the first of those without a header."""
+
+    def rank(route: tuple[Route, HttpProtocol]) -> int:
+        header = route[1].header
+        return 1 if not header else 0 if header in headers else 2
+
+    return min(routes, key=rank)
+
+
+def _no_path(raw_path: str, suggestion: str) -> str:
+    return f"no such path: {raw_path[:256]}" + (f"; did you mean {suggestion[:256]}?" if suggestion else "")
+
+
+def _answer_or_explain(
+    endpoint: Endpoint, explain: Callable[[DragomanError, str], HttpResponse], http: HttpRequest
+) -> EndpointResult:
+    call = endpoint(http)
+    assert isinstance(call, EngineCall), "a fallback calls a model"
+    return msgspec.structs.replace(call, format_error=lambda error: explain(error, http.request_id))
 
 
 def _segments(path: str) -> list[str]:

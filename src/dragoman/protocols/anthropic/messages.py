@@ -62,6 +62,27 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
+class AnthropicModel(msgspec.Struct):
+    """A text model, or one of its adapters; `created_at` is when the server was started."""
+
+    id: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class AnthropicModels(msgspec.Struct):
+    """A page of the models; `has_more` in the direction of the page."""
+
+    data: Sequence[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class AnthropicError(msgspec.Struct):
     """`details` has a reason for programs, of errors about threads."""
 
@@ -86,6 +107,11 @@ CREATE = Operation(
 COUNT = Operation(
     "Count the tokens of a message", {200: {JSON: TokenCount}}, {JSON: body_schema(CONVERSATION, messages=MESSAGES)}
 )
+
+_VERSION = {"anthropic-version": {"type": "string"}}
+_PAGE = {"limit": {"type": "integer", "minimum": 1, "maximum": 1000}, "after_id": {}, "before_id": {}}
+MODELS = Operation("List the text models", {200: {JSON: AnthropicModels}}, query=_PAGE, headers=_VERSION)
+MODEL = Operation("Describe a text model", {200: {JSON: AnthropicModel}}, headers=_VERSION)
 
 
 def error_status(error: DragomanError) -> int:

@@ -1,16 +1,20 @@
 """Endpoints of Anthropic's Messages API."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qs
 
-from dragoman.core.calls import Generate, Response, Tokenize
-from dragoman.core.errors import DragomanError
+from dragoman.core.calls import DescribeModels, Generate, ModelDescription, Request, Response, Tokenize
+from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
+from dragoman.core.sampling import format_value
 from dragoman.core.text import Generation, Tokenized
 from dragoman.protocols.anthropic import messages
 from dragoman.protocols.anthropic.request import CONVERSATION, parse_message_request
 from dragoman.protocols.anthropic.response import MessageFormatter
 from dragoman.protocols.anthropic.threads import Thread, ThreadError, load_thread, parse_thread, read_thread
+from dragoman.protocols.text_common.model_ids import text_model_ids
 from dragoman.protocols.text_common.openai_format import resolve_model
 from dragoman.protocols.text_common.parameters import EVENT_STREAM, build_request, object_body
 from dragoman.protocols.wire import (
@@ -29,13 +33,17 @@ from dragoman.protocols.wire import (
     json_response,
 )
 
+# Models on a page.
+_PAGE, _MAX_PER_PAGE = 20, 1000
+
 
 class Anthropic:
-    """Endpoints of the Messages API. Headers of versions are accepted and have no effect."""
+    """Endpoints of the Messages API. Versions in headers have no effect."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._has_store = policy.max_stored_responses > 0
+        self._started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
     def create(self, http: HttpRequest) -> EndpointResult:
         body = object_body(http.body, self._policy)
@@ -94,6 +102,53 @@ class Anthropic:
 
         return resolve_model(body, http, then)
 
+    # --- models ----------------------------------------------------------------------------------------------
+
+    def models(self, http: HttpRequest) -> EngineCall[tuple[ModelDescription, ...], HttpResponse]:
+        """Return a page of the models: after or before one of them."""
+        query = {name: values[-1] for name, values in parse_qs(http.query).items()}
+        limit, after, before = query.get("limit", str(_PAGE)), query.get("after_id"), query.get("before_id")
+        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MAX_PER_PAGE:
+            raise InvalidInput(f"`limit` must be an integer from 1 to {_MAX_PER_PAGE}; got {format_value(limit)}")
+        if after and before:
+            raise InvalidInput("`after_id` must not be given with `before_id`")
+
+        def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+            found = [self._card(id_, model) for id_, model, _ in text_model_ids(response.answer)]
+            ids, size = [each["id"] for each in found], int(limit)
+            for name, id_ in (("after_id", after), ("before_id", before)):
+                if id_ and id_ not in ids:
+                    error = InvalidInput(f"`{name}` must be the id of a model; got {format_value(id_)}")
+                    return write_error(error, http.request_id)
+            if before:
+                stop = ids.index(before)
+                start = max(0, stop - size)
+            else:
+                start = ids.index(after) + 1 if after else 0
+                stop = min(start + size, len(ids))
+            has_more = start > 0 if before else stop < len(ids)
+            first, last = (ids[start], ids[stop - 1]) if start < stop else (None, None)
+            page = {"data": found[start:stop], "has_more": has_more, "first_id": first, "last_id": last}
+            return json_response(page, 200, _id_header(http.request_id))
+
+        return EngineCall(Request(DescribeModels()), reply)
+
+    def model(self, http: HttpRequest) -> EngineCall[tuple[ModelDescription, ...], HttpResponse]:
+        name = http.params["name"]
+
+        def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+            found = next((each for each in text_model_ids(response.answer) if each[0] == name), None)
+            if found is None:
+                return write_error(ModelNotFound(f"model {format_value(name)} not found"), http.request_id)
+            return json_response(self._card(*found[:2]), 200, _id_header(http.request_id))
+
+        return EngineCall(Request(DescribeModels()), reply)
+
+    def _card(self, id_: str, model: ModelDescription) -> dict[str, Any]:
+        context = model.details.get("max_context")
+        about = {"type": "model", "id": id_, "display_name": id_, "created_at": self._started, "lifecycle": "active"}
+        return {**about, "max_input_tokens": context, "max_tokens": context}
+
 
 def _id_header(request_id: str) -> Headers:
     return (("request-id", request_id),)
@@ -110,7 +165,12 @@ def protocol(policy: Policy) -> HttpProtocol:
             Route("POST", f"{base}/count_tokens", at.count_tokens, role="infer", operation=messages.COUNT),
         )
     ]
-    return HttpProtocol("Anthropic", tuple(routes), write_error, errors=messages.ERRORS)
+    # OpenAI's API has these paths too; clients of this one send the header.
+    routes += [
+        Route("GET", "/v1/models", at.models, role="read", operation=messages.MODELS),
+        Route("GET", "/v1/models/{name}", at.model, role="read", operation=messages.MODEL),
+    ]
+    return HttpProtocol("Anthropic", tuple(routes), write_error, errors=messages.ERRORS, header="anthropic-version")
 
 
 def write_error(error: DragomanError | HttpError, request_id: str) -> HttpResponse:

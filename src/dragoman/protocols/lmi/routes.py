@@ -37,6 +37,7 @@ from dragoman.protocols.lmi.request import (
     with_version,
 )
 from dragoman.protocols.lmi.schemas import parse_bedrock_request, parse_embeddings_request, parse_openai_request
+from dragoman.protocols.text_common.openai_format import split_model
 from dragoman.protocols.text_common.parameters import build_request
 from dragoman.protocols.wire import (
     BackgroundCall,
@@ -157,7 +158,7 @@ def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
     if not isinstance(name, str):
         return "", True
     # As at OpenAI's paths: an adapter follows a colon, and only the name of `organisation/name` is used.
-    return (name.partition(":")[0].rpartition("/")[2], False) if is_openai else (name, True)
+    return (split_model(name)[0].rpartition("/")[2], False) if is_openai else (name, True)
 
 
 # Models with a custom handler of this path answer it themselves, such as those of MLflow.

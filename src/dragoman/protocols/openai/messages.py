@@ -73,6 +73,13 @@ class StoredResponse(msgspec.Struct):
     usage: ResponseUsage | None = None
 
 
+class InputTokens(msgspec.Struct):
+    """Number of tokens of a prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class InputItems(msgspec.Struct):
     object: Literal["list"]
     data: Sequence[Mapping[str, Any]]
@@ -157,9 +164,17 @@ def embed(parameters: Mapping[str, Parameter]) -> Operation:
 
 def respond(parameters: Mapping[str, Parameter]) -> Operation:
     """Return the description of the creation of responses with a table of parameters."""
-    items = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}
-    body = body_schema(parameters, input={**items, "description": "a string, or a list of items"})
+    body = body_schema(parameters, input=_ITEMS)
     return Operation("Create a response", {200: {JSON: StoredResponse, EVENT_STREAM: None}}, {JSON: body})
+
+
+def count(parameters: Mapping[str, Parameter]) -> Operation:
+    """Return the description of the count of the tokens of a response's prompt with a table of parameters."""
+    return Operation(
+        "Count the tokens of the input of a response",
+        {200: {JSON: InputTokens}},
+        {JSON: body_schema(parameters, input=_ITEMS)},
+    )
 
 
 def rerank(parameters: Mapping[str, Parameter], tei: Mapping[str, Parameter]) -> Operation:
@@ -188,10 +203,12 @@ def score(parameters: Mapping[str, Parameter]) -> Operation:
 
 
 _TEXT = {"type": "string", "minLength": 1}
+_ITEMS = {"anyOf": [_TEXT, {"type": "array", "minItems": 1}], "description": "a string, or a list of items"}
 _PAGE = {"limit": {"type": "integer", "minimum": 1, "maximum": 100}, "order": {"enum": ["asc", "desc"]}, "after": {}}
 RETRIEVE = Operation("Read a stored response", {200: {JSON: StoredResponse}})
 DELETE = Operation("Delete a stored response", {200: {JSON: DeletedResponse}})
 CANCEL = Operation("Cancel a response in the background, which this server has none of", {})
+COMPACT = Operation("Compact a conversation, which this server does not do", {})
 ITEMS = Operation("List the input of a stored response", {200: {JSON: InputItems}}, query=_PAGE)
 MODELS = Operation("List the text models", {200: {JSON: ModelList}})
 MODEL = Operation("Describe a text model, or the readiness of another", {200: {JSON: (ModelCard, ModelReadiness)}})

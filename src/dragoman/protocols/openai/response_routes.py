@@ -7,14 +7,15 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from dragoman.core.calls import Generate, Request, Response
+from dragoman.core.calls import Generate, Request, Response, Tokenize
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 from dragoman.core.sampling import format_value
-from dragoman.core.text import Generation
+from dragoman.core.text import Generation, Tokenized
 from dragoman.core.text_limits import MAX_MESSAGES
 from dragoman.protocols.openai.response_format import ResponseFormatter, new_id
 from dragoman.protocols.openai.responses import (
+    COUNT,
     build_request,
     input_items,
     parse_response_parameters,
@@ -55,21 +56,56 @@ class Responses:
         body = object_body(http.body, self._policy)
         parameters = parse_response_parameters(body, self._policy)
         items = input_items(parameters.options.get("input"))
+        is_new = [referenced_id(item) is None for item in items]
+
+        def then(history: Sequence[Mapping[str, Any]], resolved: Sequence[Mapping[str, Any]]) -> EndpointResult:
+            return self._respond(body, http, parameters, history, resolved, is_new)
+
+        return self._read_conversation(http, parameters, items, then)
+
+    def count_tokens(self, http: HttpRequest) -> EndpointResult:
+        """Return the number of tokens of the prompt that a response to this request would have."""
+        body = object_body(http.body, self._policy)
+        parameters = parse_response_parameters(body, self._policy, COUNT)
+        format_error = parameters.error_formatter(self._write_error)
+
+        def reply(response: Response[Tokenized]) -> HttpResponse:
+            value = {"object": "response.input_tokens", "input_tokens": len(response.answer.tokens)}
+            return json_response(value, 200, parameters.headers)
+
+        def then(history: Sequence[Mapping[str, Any]], resolved: Sequence[Mapping[str, Any]]) -> EndpointResult:
+            call = Tokenize(build_request(parameters, history, resolved, self._policy).chat)
+            return resolve_model(
+                body,
+                http,
+                lambda model: EngineCall(common.build_request(call, http, self._policy, model), reply, format_error),
+            )
+
+        return self._read_conversation(http, parameters, input_items(parameters.options.get("input")), then)
+
+    def compact(self, http: HttpRequest) -> EndpointResult:
+        """Clients may ask for this; the path would else be that of a response with this id."""
+        raise HttpError(404, 'this server does not compact conversations; `truncation`: "auto" shortens them')
+
+    def _read_conversation(
+        self,
+        http: HttpRequest,
+        parameters: ParsedParameters,
+        items: Sequence[Mapping[str, Any]],
+        then: Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], EndpointResult],
+    ) -> EndpointResult:
+        """Read the earlier items and those that the request refers to; continue with both."""
+
+        def resolve(history: Sequence[Mapping[str, Any]]) -> EndpointResult:
+            return self._resolve(http, history, items, lambda resolved: then(history, resolved))
+
         previous = parameters.options.get("previous_response_id")
-
-        def respond(history: Sequence[Mapping[str, Any]]) -> EndpointResult:
-            def then(resolved: Sequence[Mapping[str, Any]]) -> EndpointResult:
-                is_new = [referenced_id(item) is None for item in items]
-                return self._respond(body, http, parameters, history, resolved, is_new)
-
-            return self._resolve(http, history, items, then)
-
         if previous is None:
-            return respond(())
+            return resolve(())
         if not self._has_store:
             raise InvalidInput(f"`previous_response_id`: {_OFF}; send the earlier items as `input`")
         return self._read(
-            http, previous, lambda record: respond([*record["input"], *record["response"]["output"]]), _missing
+            http, previous, lambda record: resolve([*record["input"], *record["response"]["output"]]), _missing
         )
 
     def _resolve(

@@ -70,32 +70,39 @@ def _texts() -> ValueKind:
     return ValueKind("a list of strings", convert, {"type": "array", "items": {"type": "string"}})
 
 
+# Parameters of a conversation, which token counting has too.
+CONVERSATION: Mapping[str, Parameter] = {
+    "model": COMMON["model"],
+    "input": option("input", anything()),
+    "instructions": option("instructions", text()),
+    "text": options("text", _TEXT),
+    "reasoning": options("reasoning", _REASONING),
+    "tools": option("tools", anything()),
+    "tool_choice": option("tool_choice", anything()),
+    "parallel_tool_calls": option("parallel_tool_calls", flag()),
+    "chat_template_kwargs": option("chat_template_kwargs", json_object()),
+    "previous_response_id": option("previous_response_id", text()),
+    "conversation": unsupported("send its items as `input`, or a `previous_response_id`"),
+    "truncation": option("truncation", one_of("disabled", "auto")),
+}
+COUNT: Mapping[str, Parameter] = {**CONVERSATION, "personality": ignored()}
 PARAMETERS: Mapping[str, Parameter] = {
+    **CONVERSATION,
     **{
         name: COMMON[name]
         for name in (
             *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
             *("seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "allowed_token_ids", "bad_words"),
             *("min_tokens", "include_stop_str_in_output", "skip_special_tokens", "adapter"),
-            *("cache_salt", "model", "stream"),
+            *("cache_salt", "stream"),
         )
     },
     "structured_outputs": GUIDED["structured_outputs"],
     "max_output_tokens": sets("max_new_tokens"),
     "top_logprobs": sets("top_logprobs"),
     "stream_options": options("stream_options", {"include_obfuscation": label()}),
-    "input": option("input", anything()),
-    "instructions": option("instructions", text()),
-    "text": options("text", _TEXT),
-    "reasoning": options("reasoning", _REASONING),
     "include_reasoning": option("include_reasoning", flag()),
-    "tools": option("tools", anything()),
-    "tool_choice": option("tool_choice", anything()),
-    "parallel_tool_calls": option("parallel_tool_calls", flag()),
-    "chat_template_kwargs": option("chat_template_kwargs", json_object()),
-    "previous_response_id": option("previous_response_id", text()),
     "store": option("store", flag()),
-    "conversation": unsupported("send its items as `input`, or a `previous_response_id`"),
     "prompt": unsupported("send its text as `instructions` and `input`"),
     "background": unsupported(f"{_NO_BACKGROUND}: expected false"),
     "background_options": unsupported(_NO_BACKGROUND),
@@ -104,15 +111,16 @@ PARAMETERS: Mapping[str, Parameter] = {
     "access_programs": ignored(),
     "image": ignored(),
     "service_tier": ignored("auto", "default"),
-    "truncation": option("truncation", one_of("disabled", "auto")),
     "include": option("include", _texts()),
     **{name: option(name, anything()) for name in ECHOED},
 }
 
 
-def parse_response_parameters(body: Mapping[str, Any], policy: Policy) -> ParsedParameters:
+def parse_response_parameters(
+    body: Mapping[str, Any], policy: Policy, table: Mapping[str, Parameter] = PARAMETERS
+) -> ParsedParameters:
     """Parse and check the fields of a request, except input and tools. Raises InvalidInput naming the field."""
-    parameters = parse_parameters(body, PARAMETERS, policy)
+    parameters = parse_parameters(body, table, policy)
     parameters.names["prompt"] = "input"
     unused = [f"include.{name}" for name in parameters.options.get("include", ()) if name != _LOGPROBS]
     unused += tool_fields_without_effect(parameters.options.get("tools"))

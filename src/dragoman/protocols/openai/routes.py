@@ -25,12 +25,14 @@ from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, i
 from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.protocols.openai import adapters, messages, prefix_cache
 from dragoman.protocols.openai.response_routes import Responses
+from dragoman.protocols.openai.responses import COUNT
 from dragoman.protocols.openai.responses import PARAMETERS as RESPONSE_PARAMETERS
 from dragoman.protocols.openai.scoring import RERANK, SCORE, TEI, TEI_EMBED, Scoring
 from dragoman.protocols.text_common import messages as text_messages
 from dragoman.protocols.text_common.chat import parse_chat_request
 from dragoman.protocols.text_common.completions import parse_completion_request
 from dragoman.protocols.text_common.embeddings import shorten_vectors
+from dragoman.protocols.text_common.model_ids import text_model_ids
 from dragoman.protocols.text_common.openai_format import (
     STATUSES,
     error_body,
@@ -145,7 +147,7 @@ class OpenAi:
 
     def models(self, http: HttpRequest) -> EngineCall[tuple[ModelDescription, ...], HttpResponse]:
         def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
-            cards = [card for model in response.answer for card in self._cards(model)]
+            cards = [self._card(*each) for each in text_model_ids(response.answer)]
             return json_response({"object": "list", "data": cards})
 
         return EngineCall(Request(DescribeModels()), reply)
@@ -155,31 +157,22 @@ class OpenAi:
         name = http.params["name"]
 
         def find(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
-            cards = (card for model in response.answer for card in self._cards(model))
-            matching = next((card for card in cards if card["id"] == name), None)
-            if matching is not None:
-                return json_response(matching)
-            return read_readiness(name)
+            found = next((each for each in text_model_ids(response.answer) if each[0] == name), None)
+            return read_readiness(name) if found is None else json_response(self._card(*found))
 
         return PreliminaryCall(Request(DescribeModels()), find)
 
-    def _cards(self, model: ModelDescription) -> list[dict[str, Any]]:
-        """Return the card of a model and one for each of its adapters, `model:adapter`."""
-        if not model.calls & {Generate, Embed}:
-            return []
-        card: dict[str, Any] = {
-            "id": model.name,
+    def _card(self, id_: str, model: ModelDescription, parent: str | None) -> dict[str, Any]:
+        return {
+            "id": id_,
             "object": "model",
             "created": self._since,
             "owned_by": "dragoman",
             "root": model.details.get("model_id") or model.name,
-            "parent": None,
+            "parent": parent,
             "max_model_len": model.details.get("max_context"),
             "permission": [],
         }
-        named = model.details.get("adapters") or ()
-        ids = [name for adapter in named for name in (adapter, f"{model.name}:{adapter}")]
-        return [card, *({**card, "id": name, "parent": model.name} for name in ids)]
 
     def version(self, http: HttpRequest) -> EngineCall[ServerDescription, HttpResponse]:
         """Return the version of the server, as vLLM does."""
@@ -229,10 +222,12 @@ def protocol(policy: Policy) -> HttpProtocol:
         ]
     routes += [*adapters.routes(policy), *prefix_cache.routes(policy)]
     stored = Responses(policy, write_error)
-    respond = messages.respond(RESPONSE_PARAMETERS)
+    respond, count = messages.respond(RESPONSE_PARAMETERS), messages.count(COUNT)
     routes += [
         Route("POST", "/v1/responses", stored.create, role="infer", operation=respond),
         Route("POST", "/models/{model}/v1/responses", stored.create, role="infer", operation=respond),
+        Route("POST", "/v1/responses/input_tokens", stored.count_tokens, role="infer", operation=count),
+        Route("POST", "/v1/responses/compact", stored.compact, role="infer", operation=messages.COMPACT),
         Route("GET", "/v1/responses/{id}", stored.retrieve, role="infer", operation=messages.RETRIEVE),
         Route("DELETE", "/v1/responses/{id}", stored.delete, role="infer", operation=messages.DELETE),
         Route("POST", "/v1/responses/{id}/cancel", stored.cancel, role="infer", operation=messages.CANCEL),

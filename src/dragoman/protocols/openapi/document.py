@@ -31,15 +31,20 @@ _Schemas = Callable[[Bodies], dict[str, Any]]  # media types with schemas, of bo
 def document(
     protocols: Sequence[HttpProtocol], version: str, root_path: str, is_guarded: Callable[[Role], bool]
 ) -> dict[str, Any]:
-    """Return the OpenAPI document of all routes that have a description. The first protocol with a route serves it."""
+    """Return the OpenAPI document of all routes that have a description.
+
+    The first protocol with a route serves it. Of one that has a header of its own the responses are alternatives.
+    """
     described = [(p, r, r.operation) for p in protocols for r in p.routes if r.operation is not None]
     schemas, components = _schemas([*_bodies(protocols, described)])
     paths: dict[str, dict[str, Any]] = {}
     for protocol, route, operation in described:
         secured = not (route.health or route.is_public) and is_guarded(route.role)
-        paths.setdefault(operation.path or route.pattern, {}).setdefault(
-            route.method.lower(), _operation(protocol, route, operation, schemas, is_secured=secured)
-        )
+        of_path = paths.setdefault(operation.path or route.pattern, {})
+        found = _operation(protocol, route, operation, schemas, is_secured=secured)
+        first = of_path.setdefault(route.method.lower(), found)
+        if first is not found and protocol.header:
+            _add_alternative(first, found)
     is_secured = any("security" in operation for path in paths.values() for operation in path.values())
     return {
         "openapi": "3.1.0",
@@ -109,6 +114,20 @@ def _operation(
     if is_secured:
         described["security"] = [{name: []} for name in _SECURITY_SCHEMES]
     return described
+
+
+def _add_alternative(first: dict[str, Any], other: dict[str, Any]) -> None:
+    """Add parameters and schemas of responses to the operation of another protocol at the same path."""
+    names = {each["name"] for each in first.get("parameters", ())}
+    more = [each for each in other.get("parameters", ()) if each["name"] not in names]
+    first["parameters"] = [*first.get("parameters", ()), *more]
+    for status, response in other["responses"].items():
+        content = first["responses"].setdefault(status, response).get("content", {})
+        for media_type, body in response.get("content", {}).items():
+            own = content.setdefault(media_type, body)
+            if own != body:
+                schemas = [*own["schema"].get("anyOf", (own["schema"],)), body["schema"]]
+                content[media_type] = {"schema": {"anyOf": schemas}}
 
 
 def _parameters(route: Route, operation: Operation) -> Iterator[dict[str, Any]]:

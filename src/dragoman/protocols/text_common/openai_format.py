@@ -51,8 +51,9 @@ from dragoman.protocols.wire import (
 # Formats an error for the protocol of the path.
 FormatError = Callable[[DragomanError | HttpError], HttpResponse]
 
-# Names that clients send for any model.
+# Names that clients send for any model. So is a URL: clients of Hugging Face send that of the server.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy", "default"})
+_URL = ("http://", "https://")
 DONE = b"data: [DONE]\n\n"
 REASONS: Mapping[FinishReason, str | None] = {
     "": None,
@@ -148,7 +149,7 @@ def resolve_options(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
     else:
         fields["do_sample"] = True
     fields["model_defaults"] = MODEL_DEFAULTS - fields.keys()
-    adapter = str(options.get("model", "")).partition(":")[2]
+    _, adapter = split_model(str(options.get("model", "")))
     if adapter:
         fields.setdefault("adapter", adapter)
     if "stream_options" in options and not options.get("stream"):
@@ -160,10 +161,10 @@ def resolve_model(
 ) -> EndpointResult:
     """Call `then` with the name of the model: `model`, or that of the path, or that of the body.
 
-    A placeholder is not a name, unless a model is called so. An adapter follows a colon. Only the name of
-    `organisation/name`, as on the Hugging Face Hub, is used.
+    A placeholder is not a name, unless a model is called so. Only the name of `organisation/name`, as on the Hugging
+    Face Hub, is used.
     """
-    named = _model_name(body.get("model")).partition(":")[0].rpartition("/")[2]
+    named = split_model(_model_name(body.get("model")))[0].rpartition("/")[2]
     name = model or http.params.get("model", "") or named
     if not name or name not in PLACEHOLDERS:
         return then(name)
@@ -172,6 +173,17 @@ def resolve_model(
         return then(name if any(each.name == name for each in response.answer) else "")
 
     return PreliminaryCall(Request(DescribeModels()), choose)
+
+
+def split_model(name: str) -> tuple[str, str]:
+    """Return model and adapter, which follows a colon, of a name in a request; both are "" for a URL."""
+    model, _, adapter = ("" if is_url(name) else name).partition(":")
+    return model, adapter
+
+
+def is_url(name: str) -> bool:
+    """Return whether the name of a model is a URL, which stands for any model."""
+    return name.startswith(_URL)
 
 
 def _model_name(name: Any) -> str:

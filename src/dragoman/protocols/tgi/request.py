@@ -14,7 +14,7 @@ from dragoman.core.text import Chat, Generation, RawPrompt, Sampling, Text, Toke
 from dragoman.core.text_limits import TGI_BEST_OF, TGI_INPUTS, TGI_STOPS, TGI_TOP
 from dragoman.protocols.text_common.chat import PARAMETERS as PARAMETERS_OF_CHAT
 from dragoman.protocols.text_common.chat import get_flag, parse_conversation
-from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
+from dragoman.protocols.text_common.openai_format import PLACEHOLDERS, is_url
 from dragoman.protocols.text_common.parameters import (
     EVENT_STREAM,
     GRAMMAR,
@@ -49,7 +49,7 @@ def resolve_model(
     TGI ignores the field `model` of a body. Here it chooses the model if the path names none and such a model exists.
     """
     name, path = body.get("model"), http.params.get("model", "")
-    name = name.rpartition("/")[2] if isinstance(name, str) else ""
+    name = name.rpartition("/")[2] if isinstance(name, str) and not is_url(name) else ""
     if not name or name == path:
         return then(path, ())
     ignored_fields = () if name in PLACEHOLDERS else ("model",)

@@ -135,7 +135,7 @@ class HeaderParser:
         host = headers.get("host", "")
         if authority and application.limits.reject_host_mismatch and not _is_same_host(authority, host):
             raise not_http(f"Host {host[:64]!r} and target {authority[:64]!r} name different hosts")
-        match, error = _match(application, method, path)
+        match, error = _match(application, method, path, headers)
         expects = headers.get("expect", "").lower() == "100-continue" and not http10 and length != 0
         # `Connection: upgrade` alone does not close the connection.
         keep_alive = self._keep_alive and "close" not in headers.get("connection", "").lower()
@@ -148,9 +148,11 @@ class HeaderParser:
         )
 
 
-def _match(application: Application, method: str, path: str) -> tuple[Match | None, HttpError | None]:
+def _match(
+    application: Application, method: str, path: str, headers: Mapping[str, str]
+) -> tuple[Match | None, HttpError | None]:
     try:
-        return application.match(method, path), None
+        return application.match(method, path, headers), None
     except HttpError as error:
         return None, error
 

@@ -81,7 +81,8 @@ class Http2Request:
 
     def _prepare(self) -> None:
         application, length = self._service.application, self._request_headers.length
-        self._match = application.match(self._request_headers.method, self._request_headers.path.partition("?")[0])
+        path = self._request_headers.path.partition("?")[0]
+        self._match = application.match(self._request_headers.method, path, self._headers)
         if self._stream.connection.reserved and not self._match.health:
             raise HttpError(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
         if self._match.is_sheddable and application.executor.loop_delay.rejects():
