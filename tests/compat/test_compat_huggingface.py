@@ -3,28 +3,30 @@
 The models are small ones with random weights.
 """
 
-import asyncio
 import io
 import json
-import sys
+import struct
 import warnings
-from base64 import b64encode
-from collections.abc import Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 import dragoman
 from dragoman.compat.files import PIPELINE_TASKS, model_table
+from dragoman.compat.mlserver import huggingface
 from dragoman.compat.mlserver.huggingface import HuggingFaceRuntime
 from dragoman.compat.mlserver.settings import ModelParameters, ModelSettings
 from dragoman.compat.mlserver.types import InferenceRequest, RequestInput
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
-from dragoman.runtimes.huggingface import tasks
+from dragoman.pipelines.tasks import TASKS as PIPELINES
+from dragoman.pipelines.tasks import task_by_name
 from dragoman.runtimes.mlserver.model import load
 from dragoman.system.threads import TRANSFORMERS_LOADS
 
@@ -156,51 +158,93 @@ def test_invalid_requests_are_400(client: TestClient, task: str, inputs: list[An
     assert message in response.json()["error"]
 
 
-@pytest.fixture
-def pipeline_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Replace all pipelines by a function; return the list of its arguments."""
-    calls: list[Any] = []
-
-    def pipeline(*args: Any, **kwargs: Any) -> list[Any]:
-        calls.append((args, kwargs))
-        return []
-
-    assert transformers.pipeline  # which replaces the module
-    monkeypatch.setattr(sys.modules["transformers"], "pipeline", lambda *_, **__: pipeline)
-    return calls
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that gives the folder of a model of `pipeline_models`."""
+    models = pytest.importorskip("pipeline_models")
+    folder = tmp_path_factory.mktemp("tiny")
+    return lambda name: folder / name if (folder / name).is_dir() else models.save_model(folder / name, name)
 
 
-async def _predict(task: str, *inputs: dict[str, Any]) -> None:
-    parameters = ModelParameters(uri="folder", extra={"task": task})
+async def _runtime(folder: Path, task: str) -> HuggingFaceRuntime:
+    parameters = ModelParameters(uri=str(folder), extra={"task": task})
     runtime = HuggingFaceRuntime(ModelSettings(name="m", implementation=HuggingFaceRuntime, parameters=parameters))
     await runtime.load()
-    await runtime.predict(InferenceRequest(inputs=[RequestInput(**each) for each in inputs]))
+    return runtime
 
 
-@pytest.mark.parametrize("task", ["object-detection", "audio-classification"])
-@pytest.mark.parametrize("name", ["args", "array_inputs", "inputs", "image", "audio"])
-@pytest.mark.parametrize("value", ["http://127.0.0.1:1/x", __file__, "I0VYVE0zVQo="])
-async def test_addresses_and_paths_are_not_opened(pipeline_calls: list[Any], task: str, name: str, value: str) -> None:
-    nested = json.dumps({"image": value, "raw": value})
-    for each in (_tensor(name, [value], content_type="str"), _tensor("args", [nested], content_type="hg_json")):
-        with pytest.raises(InvalidInput, match=r"expected (an image|a WAV, FLAC)"):
-            await _predict(task, each)
-    assert not pipeline_calls
+async def _predict(runtime: HuggingFaceRuntime, *inputs: dict[str, Any]) -> list[Any]:
+    response = await runtime.predict(InferenceRequest(inputs=[RequestInput(**each) for each in inputs]))
+    (output,) = response.outputs
+    return [json.loads(text) for text in output.data or ()]
 
 
-async def test_images_and_audio_are_decoded(pipeline_calls: list[Any]) -> None:
+@pytest.mark.parametrize(("model", "task"), [("detector", "object-detection"), ("hearer", "audio-classification")])
+async def test_addresses_and_paths_are_not_opened(tiny: Callable[[str], Path], model: str, task: str) -> None:
+    runtime = await _runtime(tiny(model), task)
+    runtime._model = SimpleNamespace(feature_extractor=runtime._model.feature_extractor)  # which nothing may call
+    for name in ("args", "array_inputs", "inputs", "image", "audio"):
+        for value in ("http://127.0.0.1:1/x", __file__, "I0VYVE0zVQo="):
+            nested = json.dumps({"image": value, "raw": value})
+            for each in (_tensor(name, [value], content_type="str"), _tensor("args", [nested], content_type="hg_json")):
+                with pytest.raises(InvalidInput, match=r"expected (an image|a WAV, FLAC)"):
+                    await _predict(runtime, each)
+
+
+def _png(image: Any) -> bytes:
     file = io.BytesIO()
-    pytest.importorskip("PIL.Image").new("RGB", (3, 2)).save(file, "PNG")
-    await _predict("object-detection", _tensor("args", [b64encode(file.getvalue()).decode()]))
-    await _predict("object-detection", _tensor("args", [file.getvalue()]))
-    await _predict("audio-classification", _tensor("args", [b64encode(b"RIFF\xff\xff").decode()]))
-    assert [call[0][0].size for call in pipeline_calls[:2]] == [(3, 2), (3, 2)]
-    assert pipeline_calls[2] == ((b"RIFF\xff\xff",), {})
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
-async def test_tasks_that_open_files_are_not_supported(pipeline_calls: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("model", "task", "key"), [("segmenter", "image-segmentation", "mask"), ("depth", "depth-estimation", "depth")]
+)
+async def test_images_in_results_are_urls_of_their_data(
+    tiny: Callable[[str], Path], model: str, task: str, key: str
+) -> None:
+    image = pytest.importorskip("PIL.Image").effect_noise((48, 40), 60).convert("RGB")
+    pipeline = transformers.pipeline(task, model=str(tiny(model)), device="cpu")
+    direct = pipeline(image)
+    expected = direct if isinstance(direct, list) else [direct]
+    runtime = await _runtime(tiny(model), task)
+    for element in (b64encode(_png(image)).decode(), _png(image)):
+        found = await _predict(runtime, _tensor("args", [element]))
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            prefix, _, data = one[key].partition(",")
+            assert prefix == "data:image/png;base64"
+            assert b64decode(data) == _png(other[key])
+
+
+async def test_sound_is_decoded(tiny: Callable[[str], Path]) -> None:
+    samples = np.sin(np.arange(8000) / 9).astype(np.float32)
+    form = struct.pack("<HHIIHH", 3, 1, 16000, 64000, 4, 32)
+    chunks = b"fmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", samples.nbytes) + samples.tobytes()
+    content = b"RIFF" + struct.pack("<I", len(chunks) + 4) + b"WAVE" + chunks
+    for model, task in (("hearer", "audio-classification"), ("speech", "automatic-speech-recognition")):
+        expected = transformers.pipeline(task, model=str(tiny(model)), device="cpu")(samples)
+        runtime = await _runtime(tiny(model), task)
+        found = await _predict(runtime, _tensor("args", [b64encode(content).decode()]))
+        assert found == json.loads(json.dumps(expected if isinstance(expected, list) else [expected]))
+
+
+async def test_tasks_that_transformers_no_longer_has(tiny: Callable[[str], Path]) -> None:
+    runtime = await _runtime(tiny("t5"), "translation_en_to_fr")
+    (found,) = await _predict(runtime, _tensor("args", [TEXT]), _tensor("max_new_tokens", [3], "INT64"))
+    assert list(found) == ["translation_text"]
+    image = b64encode(_png(pytest.importorskip("PIL.Image").new("RGB", (40, 40)))).decode()
+    runtime = await _runtime(tiny("vilt"), "visual-question-answering")
+    inputs = (_tensor("image", [image], content_type="raw"), _tensor("question", ["what"], content_type="raw"))
+    assert {each["answer"] for each in await _predict(runtime, *inputs)} == {"yes", "no", "two"}
+    runtime = await _runtime(tiny("captioner"), "image-to-text")
+    found = await _predict(runtime, _tensor("args", [image]), _tensor("max_new_tokens", [3], "INT64"))
+    assert [list(each) for each in found] == [["generated_text"]]
+
+
+async def test_tasks_without_a_content_type_are_not_supported(tmp_path: Path) -> None:
     with pytest.raises(ModelFailed, match="the task 'video-classification' is not supported"):
-        await _predict("video-classification")
+        await _runtime(tmp_path, "video-classification")
 
 
 def test_models_are_not_downloaded(tmp_path: Path) -> None:
@@ -212,18 +256,13 @@ def test_models_are_not_downloaded(tmp_path: Path) -> None:
 
 
 def test_the_tasks_of_our_own_runtime() -> None:
-    aliases = ("sentiment-analysis", "ner")
-    assert {"", *tasks.TASKS, *aliases} == {*PIPELINE_TASKS}
     for task in PIPELINE_TASKS[1:]:
-        assert tasks.task_by_name(task)
+        assert task_by_name(task).name in PIPELINES
 
 
-def test_models_are_loaded_one_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_are_loaded_one_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While transformers loads a model it changes PyTorch for the whole process."""
     locked: list[bool] = []
-    observed = SimpleNamespace(pipeline=lambda *_, **__: locked.append(TRANSFORMERS_LOADS.locked()))
-    monkeypatch.setitem(sys.modules, "transformers", observed)
-    file = folder / "models" / "fill-mask" / "model-settings.json"
-    settings = ModelSettings.from_fields(json.loads(file.read_text()), str(file))
-    assert asyncio.run(HuggingFaceRuntime(settings).load())
+    monkeypatch.setattr(huggingface, "make_pipeline", lambda *_: locked.append(TRANSFORMERS_LOADS.locked()))
+    await _runtime(folder / "weights" / "bert", "fill-mask")
     assert locked == [True]

@@ -34,6 +34,7 @@ LAYERS = (
     "graphs",
     "derivatives",
     "generation",
+    "pipelines",
     "protocols",
     "client",
     "codecs",

@@ -82,7 +82,8 @@ def _call(model: HuggingFaceModel, inputs: dict[str, Any], *outputs: str, **para
     tensors = {name: Tensor.of(array) for name, array in inputs.items()}
     for tensor in tensors.values():
         tensor.data.flags.writeable = False
-    return model.infer(bind(Infer(tensors, outputs, parameters), model.signature(), "m"))
+    outcome = model.infer(bind(Infer(tensors, outputs, parameters), model.signature(), "m"))
+    return {name: tensor if name == "output" else tensor.data for name, tensor in outcome.outputs.items()}
 
 
 def _results(model: HuggingFaceModel, inputs: dict[str, Any], **parameters: Any) -> list[Any]:
@@ -104,7 +105,7 @@ def test_text_classification(saved: Path) -> None:
     folder = saved / "ForSequenceClassification"
     model, direct = _load(folder), _direct("text-classification", folder)
     assert model.platform == "huggingface_pytorch"
-    assert model.signature().inputs == (TensorSpec("args", BYTES, (-1,), optional=True),)
+    assert model.signature().inputs == tuple(TensorSpec(n, BYTES, (-1,), optional=True) for n in ("args", "text_pair"))
     assert model.signature().outputs == (TensorSpec("output", BYTES, (-1,)),)
     assert model.signature().batched
     for name in ("args", "inputs", "text_inputs", "array_inputs"):
@@ -243,15 +244,17 @@ def test_texts_that_are_too_long(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"task": "text-generation"}, "text generation is not what this runtime does"),
-        ({"task": "translation_en_to_fr"}, "text generation is not what this runtime does"),
-        ({"task": "depth-estimation"}, "task 'depth-estimation' is not served; expected one of text-classification"),
+        ({"task": "text-generation"}, "task 'text-generation' is not served .* runtime = \"llm\""),
+        ({"task": "any-to-any"}, "task 'any-to-any' is not served .* runtime = \"llm\""),
+        ({"task": "translation_en_to_fr"}, "has no model of the type 'bert' for the task 'translation'"),
+        ({"task": "counting"}, "task 'counting' is not served .*: expected one of text-classification"),
+        ({"truncate": "yes"}, "parameter 'truncate': expected true or false, got 'yes'"),
         ({"optimum_model": True}, "optimum_model is not supported"),
         ({"framework": "tf"}, "framework 'tf' is not supported"),
         ({"pretrained_model": "bert-base-uncased"}, "folder 'bert-base-uncased' not found; nothing is downloaded"),
         ({"pretrained_tokenizer": "../no"}, r"folder '../no' not found; nothing is downloaded"),
         ({"task": "text-classification"}, "the weights lack classifier.bias, classifier.weight"),
-        ({"task": "image-classification"}, "cannot be loaded by transformers"),
+        ({"task": "image-classification"}, "has no model of the type 'bert' for the task 'image-classification'"),
     ],
 )
 def test_invalid_parameters_are_rejected(saved: Path, parameters: dict[str, Any], message: str) -> None:
@@ -269,7 +272,7 @@ def test_a_model_and_a_tokenizer_in_other_folders(saved: Path, tmp_path: Path) -
 
 
 def test_generating_models_and_pickles_are_rejected(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelFailed, match="text generation is not what this runtime does"):
+    with pytest.raises(ModelFailed, match='text generation has a runtime of its own, runtime = "llm"'):
         _load(saved / "LMHeadModel")
     shutil.copytree(saved / "Model", tmp_path / "pickled")
     weights = transformers.AutoModel.from_pretrained(saved / "Model").state_dict()
@@ -286,7 +289,7 @@ def test_an_architecture_without_a_task_needs_the_setting(saved: Path, tmp_path:
     shutil.copytree(saved / "Model", tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "architectures": ["BertForPreTraining"]}))
-    with pytest.raises(ModelFailed, match=r"'BertForPreTraining', which belongs to no task: .*parameters\.task"):
+    with pytest.raises(ModelFailed, match=r"'BertForPreTraining', which belongs to no task .*parameters\.task"):
         _load(tmp_path / "m")
     assert len(_results(_load(tmp_path / "m", task="feature-extraction"), {"args": TEXTS})) == 3
 
@@ -351,7 +354,7 @@ def test_a_decoder_of_sentence_transformers_computes_embeddings(saved: Path, tmp
     mean, last = (_load(tmp_path, **chosen).embed(Embed((TEXTS[0],))) for chosen in options)
     assert np.linalg.norm(mean.vectors.data) != pytest.approx(1.0, abs=1e-3)  # modules.json has no Normalize
     assert np.abs(mean.vectors.data - last.vectors.data).max() > 1e-2
-    with pytest.raises(ModelFailed, match="parameter 'pooling': expected one of last, mean, cls, max; got 'best'"):
+    with pytest.raises(ModelFailed, match=r"parameter 'pooling': expected last, mean, cls, max, .*got 'best'"):
         _load(tmp_path, pooling="best")
     with pytest.raises(ModelFailed, match="parameter 'normalize': expected true or false, got 1"):
         _load(tmp_path, normalize=1)
@@ -410,24 +413,11 @@ def test_the_activation_function_of_a_cross_encoder(saved: Path, tmp_path: Path,
     assert "score" not in vars(_load(saved / "ForSequenceClassification"))
 
 
-def test_unknown_modules_of_sentence_transformers_are_rejected(saved: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "encoder"
-    shutil.copytree(saved / "Model", folder)
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls"}))
-    modules = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling")]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    assert np.linalg.norm(_load(folder).embed(Embed((TEXTS[0],))).vectors.data) != pytest.approx(1.0, abs=1e-3)
-    (folder / "modules.json").write_text(json.dumps([*modules, {"type": "sentence_transformers.models.Dense"}]))
-    with pytest.raises(ModelFailed, match=r"module sentence_transformers\.models\.Dense"):
-        _load(folder)
-
-
 def test_embeddings_have_length_one_and_inputs_are_checked(saved: Path) -> None:
     model = _load(saved / "Model")
     result = model.embed(Embed(tuple(TEXTS)))
     np.testing.assert_allclose(np.linalg.norm(result.vectors.data, axis=1), 1.0, atol=1e-6)
-    with pytest.raises(InvalidInput, match="input 1 has 152 tokens; the model takes 1 to 64"):
+    with pytest.raises(InvalidInput, match="input 1 has 152 tokens; the model takes at most 64"):
         model.embed(Embed(("good", " ".join(["good"] * 150))))
     with pytest.raises(InvalidInput, match="expected token ids below 200, got 999"):
         model.embed(Embed(((999,),)))

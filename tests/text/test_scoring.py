@@ -144,8 +144,17 @@ async def test_embeddings_as_in_tei(server: TextServer) -> None:
     response = await server.post("/models/Angles/embed", {"inputs": "180", "dimensions": 1})
     assert response.json == [[-1.0]]
     assert server.model("Angles").calls[-1].truncate is None
+    body = {"inputs": ["0", "90"], "normalize": False, "prompt_name": "query"}
+    response = await server.post("/models/Angles/embed", body)
+    assert response.json == [pytest.approx([2, 0], abs=1e-6), pytest.approx([0, 2], abs=1e-6)]
+    assert server.model("Angles").calls[-1].prompt_name == "query"
+    response = await server.post("/models/Angles/embed", {**body, "dimensions": 1})
+    assert response.json == [pytest.approx([2], abs=1e-6), pytest.approx([0], abs=1e-6)]
+    response = await server.post("/v1/embeddings", {"model": "Angles", "input": ["0"], "prompt_name": "document"})
+    assert response.json["data"][0]["embedding"] == pytest.approx([2, 0], abs=1e-6)
+    assert server.model("Angles").calls[-1].prompt_name == "document"
     wrong: list[Any] = [{"inputs": []}, {"inputs": 5}, {"inputs": None}]
-    for body in (*wrong, {"normalize": False}, {"prompt_name": "query"}, {"dimensions": 3}):
+    for body in (*wrong, {"normalize": 0}, {"prompt_name": 5}, {"dimensions": 3}):
         response = await server.post("/models/Angles/embed", {"inputs": "0", **body})
         assert (response.status, response.json["error_type"]) == (422, "Validation"), body
 

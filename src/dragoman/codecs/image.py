@@ -1,6 +1,8 @@
 """Content type `pillow_image`: images as PNG, JPEG or other files, or as arrays of pixels."""
 
 import io
+import re
+import struct
 from base64 import b64decode, b64encode
 from typing import Any
 
@@ -20,7 +22,11 @@ except ImportError as missing:
 # Formats accepted in requests: widely used, and none that makes Pillow start a program (EPS).
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-_BASE64_BYTES = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
+# The beginning of base64, also of the alphabet for URLs and in lines; a PPM file may begin with such characters.
+_BASE64 = re.compile(rb"\s*[A-Za-z0-9+/_-]{2}[A-Za-z0-9+/_\-=\s]*")
+_PPM = re.compile(rb"P[1-7]\s")
+_DATA_URL = re.compile(rb"\s*data:[^,]*,")
+_MAX_PIXELS = 64 << 20
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
@@ -72,24 +78,41 @@ def _encode(image: Any, file_format: str) -> bytes:
 
 def _decode(element: bytes) -> Any:
     try:
-        image = Image.open(io.BytesIO(_file_bytes(element)), formats=FORMATS)
+        image = Image.open(io.BytesIO(file_bytes(element)), formats=FORMATS)
+        if image.width * image.height > _MAX_PIXELS:
+            raise ValueError(f"expected at most {_MAX_PIXELS} pixels, got {image.width} x {image.height}")
         image.load()  # `open` reads only the header
-    except (OSError, SyntaxError, EOFError, *_BOMBS) as error:
+    except (OSError, SyntaxError, EOFError, struct.error, *_BOMBS) as error:
         # Pillow's message ends with the address of an object.
         raise ValueError(str(error).partition(" <")[0]) from error
     return image
 
 
-def _file_bytes(element: bytes) -> bytes:
-    """Return the bytes of an image file given raw, as base64 or as a `data:` URL.
+def decode_image(element: bytes, where: str) -> Any:
+    """Return the image of an element: a file, as it is, in base64 or as a `data:` URL. Raises InvalidInput.
 
-    Every accepted format begins with a signature that is not base64.
+    Paths and addresses are never opened.
     """
-    if element.startswith(b"data:"):
-        element = element.partition(b",")[2]
-    elif not element or any(byte not in _BASE64_BYTES for byte in element[:16].rstrip(b"=")):
+    try:
+        return _decode(element)
+    except ValueError as error:
+        shown = element if len(element) <= 40 else element[:40] + b"..."
+        raise InvalidInput(
+            f"{where}: expected an image ({', '.join(FORMATS)}) as bytes or base64, got {shown!r} ({error})"
+        ) from error
+
+
+def file_bytes(element: bytes) -> bytes:
+    """Return the bytes of an image file given raw, as base64 or as a `data:` URL. Raises ValueError.
+
+    Base64 may be in lines, and of the alphabet for URLs. Every accepted format begins with a signature that is not
+    base64.
+    """
+    url = _DATA_URL.match(element[:256])
+    if url is None and (not _BASE64.fullmatch(element[:16]) or _PPM.match(element)):
         return element
-    return b64decode(element, validate=True)
+    text = b"".join(element[url.end() if url else 0 :].split()).replace(b"-", b"+").replace(b"_", b"/")
+    return b64decode(text + b"=" * (-len(text) % 4), validate=True)
 
 
 def _from_pixels(tensor: Tensor, where: str) -> list[Any]:

@@ -153,11 +153,15 @@ class Embedded(msgspec.Struct, frozen=True):
 
 
 class Embed(msgspec.Struct, ModelCall[Embedded], frozen=True):
-    """Compute one embedding for each text or list of token ids. Truncation is as for `Score`."""
+    """Compute one embedding for each text or list of token ids. Truncation is as for `Score`.
+
+    prompt_name: the prompt of the model that is put before each text; None for its default, "" for none.
+    """
 
     inputs: tuple[str | tuple[int, ...], ...]
     truncate: int | None = None
     truncation_side: str = ""
+    prompt_name: str | None = None
 
 
 class Handled(msgspec.Struct, frozen=True):

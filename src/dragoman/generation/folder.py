@@ -34,13 +34,13 @@ _MAX_HEADER_BYTES = 1 << 27  # safetensors limits headers to 100 MB
 
 
 # Configurations of processors, of which a model that takes images has at least one.
-_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 def takes_images(folder: Path) -> bool:
     """Return whether the model of a folder answers chats with images: it has a processor and a chat template."""
-    if not any((folder / name).is_file() for name in _PROCESSORS):
+    if not any((folder / name).is_file() for name in PROCESSORS):
         return False
     config = _load_object(folder / "config.json", "its configuration")
     names = config.get("architectures")
@@ -48,7 +48,7 @@ def takes_images(folder: Path) -> bool:
         return False
     has_template = any((folder / name).is_file() for name in _TEMPLATES) or any(
         "chat_template" in _load_object(folder / name, "its settings")
-        for name in ("tokenizer_config.json", _PROCESSORS[0])
+        for name in ("tokenizer_config.json", PROCESSORS[0])
         if (folder / name).is_file()
     )
     return has_template and any(str(name).endswith("ForConditionalGeneration") for name in names)

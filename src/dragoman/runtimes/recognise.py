@@ -7,7 +7,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
-from dragoman.generation.folder import takes_images
+from dragoman.generation.folder import PROCESSORS, takes_images
 
 # Suffixes that many other files have, too: such a file is reported only if it is called model.*
 _COMMON_SUFFIXES = frozenset({".json", ".txt"})
@@ -101,7 +101,8 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-# The pooling of a model of sentence-transformers.
+# Files of sentence-transformers: the list of modules, and the pooling that the first versions wrote without it.
+MODULES_FILE = "modules.json"
 POOLING_FILE = "1_Pooling/config.json"
 # The files that a tokenizer is read from.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -112,6 +113,8 @@ def pretrained_runtime(folder: Path) -> str | None:
 
     The folder of a decoder is a model even without weights, so that loading it reports what is missing.
     """
+    if is_sentence_transformers(folder):
+        return "huggingface"
     config = folder / "config.json"
     if not config.is_file():
         return None
@@ -123,9 +126,8 @@ def pretrained_runtime(folder: Path) -> str | None:
     if not isinstance(config_fields, dict) or not ("architectures" in config_fields or "model_type" in config_fields):
         return None
     if weights:
-        if has_pooling(folder):
-            return "huggingface"
-        return "llm" if _is_decoder(config_fields) or takes_images(folder) else "huggingface"
+        generates = _is_decoder(config_fields) or _is_text_to_text(config_fields, folder) or takes_images(folder)
+        return "llm" if generates else "huggingface"
     if not _is_decoder(config_fields):
         return None
     if (folder / "openvino_model.xml").is_file():
@@ -133,14 +135,33 @@ def pretrained_runtime(folder: Path) -> str | None:
     return None if _holds_other_models(folder) else "llm"
 
 
-def has_pooling(folder: Path) -> bool:
-    """Return whether sentence-transformers wrote the folder: its model computes embeddings, also if it is a decoder."""
-    return (folder / POOLING_FILE).is_file()
+def is_sentence_transformers(folder: Path) -> bool:
+    """Return whether sentence-transformers wrote the folder: its model embeds or compares texts, also a decoder."""
+    if (folder / POOLING_FILE).is_file():
+        return True
+    try:
+        listed = json.loads((folder / MODULES_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return (
+        isinstance(listed, list) and bool(listed) and all(isinstance(each, dict) and "type" in each for each in listed)
+    )
 
 
 def _is_decoder(config: Mapping[str, Any]) -> bool:
     names = config.get("architectures") or []
     return isinstance(names, list) and any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
+def _is_text_to_text(config: Mapping[str, Any], folder: Path) -> bool:
+    """Return whether the model generates text from text by an encoder and a decoder, as T5, BART and Marian do.
+
+    Those that read images or sound have a processor.
+    """
+    names = config.get("architectures") or []
+    heads = ("ForConditionalGeneration", "MTModel", "T5WithLMHeadModel")
+    is_named = isinstance(names, list) and any(str(name).endswith(heads) for name in names)
+    return is_named and bool(config.get("is_encoder_decoder")) and not any((folder / n).is_file() for n in PROCESSORS)
 
 
 def _holds_other_models(folder: Path) -> bool:

@@ -2,14 +2,12 @@
 
 import importlib
 import json
-from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dragoman.codecs.codec import CODECS
 from dragoman.compat.mlserver.codecs.base import InputCodec, register_input_codec
 from dragoman.compat.mlserver.codecs.utils import decode_request_input
 from dragoman.compat.mlserver.errors import InferenceError
@@ -21,55 +19,17 @@ from dragoman.compat.mlserver.types import (
     RequestInput,
     ResponseOutput,
 )
-from dragoman.core.datatypes import BYTES
 from dragoman.core.errors import InvalidInput, ModelFailed
-from dragoman.core.tensor import Tensor, object_array
+from dragoman.pipelines.inputs import decode_audio
+from dragoman.pipelines.loading import load_model, load_parts, make_pipeline
+from dragoman.pipelines.results import to_json
+from dragoman.pipelines.tasks import TASKS, task_name
 from dragoman.system.threads import TRANSFORMERS_LOADS
 
-# The tasks whose pipelines read nothing but texts, or also images or audio, which they get decoded. Pipelines of other
-# tasks open files and addresses that are in requests.
-_TEXTS, _IMAGES, _AUDIO = "texts", "images", "audio"
-_TASKS: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "feature-extraction",
-            "fill-mask",
-            "ner",
-            "question-answering",
-            "sentiment-analysis",
-            "summarization",
-            "table-question-answering",
-            "text-classification",
-            "text-generation",
-            "text-to-audio",
-            "text-to-speech",
-            "text2text-generation",
-            "token-classification",
-            "translation",
-            "zero-shot-classification",
-        ),
-        _TEXTS,
-    ),
-    **dict.fromkeys(
-        (
-            "depth-estimation",
-            "document-question-answering",
-            "image-classification",
-            "image-feature-extraction",
-            "image-segmentation",
-            "image-to-image",
-            "image-to-text",
-            "mask-generation",
-            "object-detection",
-            "visual-question-answering",
-            "vqa",
-            "zero-shot-image-classification",
-            "zero-shot-object-detection",
-        ),
-        _IMAGES,
-    ),
-    **dict.fromkeys(("audio-classification", "automatic-speech-recognition", "zero-shot-audio-classification"), _AUDIO),
-}
+# The kinds of rows that are images or audio, which pipelines get decoded.
+_IMAGES, _AUDIO = frozenset({"image", "document"}), frozenset({"audio"})
+# Kinds of rows for which MLServer has no content type.
+_UNSUPPORTED = frozenset({"video", "json", "image pair"})
 # The arguments of pipelines that are their data, which are images or audio for some tasks.
 _DATA = frozenset(("image", "images", "audio", "audios", "inputs", "raw", "array"))
 # The arguments that clients may set. Others start processes, open files or run code of a repository.
@@ -87,8 +47,6 @@ _ARGUMENTS = _DATA | frozenset(
     word_boxes
     """.split()  # noqa: SIM905
 )
-# How files of audio begin: ffmpeg opens other files that a playlist names.
-_AUDIO_FILES = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
 
 
 class _JsonCodec(InputCodec):
@@ -96,7 +54,7 @@ class _JsonCodec(InputCodec):
 
     @classmethod
     def encode_output(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> ResponseOutput:
-        texts = [json.dumps(each, default=_plain) for each in cls._to_elements(payload)]
+        texts = [to_json(each) for each in cls._to_elements(payload)]
         shape = [1] if cls is HuggingfaceSingleJSONCodec else [len(texts), 1]
         parameters = Parameters(content_type=cls.ContentType)
         return ResponseOutput(name=name, shape=shape, datatype="BYTES", data=texts, parameters=parameters)
@@ -165,33 +123,35 @@ class HuggingFaceRuntime(MLModel):
     """
 
     _model: Any = None
-    _kind = _TEXTS
+    _kind = "text"
 
     async def load(self) -> bool:
         parameters = self.settings.parameters
         assert parameters is not None
         extra: Mapping[str, Any] = parameters.extra or {}
-        kind = _TASKS.get("translation" if str(extra["task"]).startswith("translation_") else str(extra["task"]))
-        if kind is None:
-            raise ModelFailed(f"the task '{extra['task']}' is not supported: expected one of {', '.join(_TASKS)}")
-        self._kind = kind
-        task = str(extra["task"]) + (str(extra.get("task_suffix") or "") if extra["task"] == "translation" else "")
-        tokenizer = extra.get("pretrained_tokenizer")
-        # Other weights than safetensors are pickles.
-        options = {**(extra.get("model_kwargs") or {}), "use_safetensors": True}
-        try:
-            with TRANSFORMERS_LOADS:
-                self._model = importlib.import_module("transformers").pipeline(
-                    task,
-                    model=str(parameters.uri),
-                    tokenizer=self._folder(str(tokenizer)) if tokenizer else None,
-                    device=extra.get("device"),
-                    batch_size=max(self.settings.max_batch_size, 1),
-                    model_kwargs=options,
-                    trust_remote_code=False,
-                )
-        except KeyError as error:
-            raise ModelFailed(f"the installed version of transformers does not have the task '{task}'") from error
+        named = str(extra["task"]) + (str(extra.get("task_suffix") or "") if extra["task"] == "translation" else "")
+        task = TASKS.get(task_name(named))
+        if task is None or task.kind in _UNSUPPORTED:
+            known = ", ".join(each.name for each in TASKS.values() if each.kind not in _UNSUPPORTED)
+            raise ModelFailed(f"the task '{named}' is not supported: expected one of {known}")
+        self._kind = task.kind
+        device = extra.get("device")
+        with TRANSFORMERS_LOADS:
+            transformers = importlib.import_module("transformers")
+            source, local = str(parameters.uri), {"trust_remote_code": False, "local_files_only": True}
+            config = transformers.AutoConfig.from_pretrained(source, **local)
+            # Other weights than safetensors are pickles.
+            options = {**(extra.get("model_kwargs") or {}), **local, "use_safetensors": True}
+            model = load_model(transformers, source, task, config, options)
+            tokenizer = extra.get("pretrained_tokenizer")
+            parts = load_parts(transformers, self._folder(str(tokenizer)) if tokenizer else source, task, local)
+            if "tokenizer" in parts:
+                from dragoman.pipelines.limits import limit_tokenizer  # which imports PyTorch
+
+                limit_tokenizer(parts["tokenizer"], model)
+            self._model = make_pipeline(
+                transformers, task, named, model, parts, -1 if device is None else device, self.settings.max_batch_size
+            )
         return True
 
     def _folder(self, name: str) -> str:
@@ -210,9 +170,10 @@ class HuggingFaceRuntime(MLModel):
             if not isinstance(options := arguments.get(name, {}), Mapping):
                 raise InvalidInput(f"input '{name}': expected an object (content type 'hg_json')")
             _check_names(options, f"'{name}': ")
-        if self._kind is not _TEXTS:
-            texts = _decode_files("args", texts, self._kind)
-            arguments = _decode_files("", arguments, self._kind)
+        if self._kind in _IMAGES | _AUDIO:
+            rate = getattr(self._model.feature_extractor, "sampling_rate", 0) if self._kind in _AUDIO else 0
+            texts = _decode_files("args", texts, rate)
+            arguments = _decode_files("", arguments, rate)
         given = () if not texts else (texts[0],) if len(texts) == 1 else (texts,)
         try:
             result = self._model(*given, **arguments)
@@ -251,42 +212,32 @@ def _check_names(names: Iterable[str], where: str = "") -> None:
             )
 
 
-def _decode_files(name: str, value: Any, kind: str) -> Any:
-    """Return data with the images or audio in it decoded; in an object those of the members for data.
+def _decode_files(name: str, value: Any, rate: int) -> Any:
+    """Return data with the audio in it decoded at this rate, or the images if it is 0.
+
+    In an object only the members for data are decoded.
 
     Raises InvalidInput for text that is neither: pipelines take it for a path or an address.
     """
     if isinstance(value, Mapping):
         _check_names(value)
-        return {k: _decode_files(k, v, kind) if k in _DATA else v for k, v in value.items()}
+        return {k: _decode_files(k, v, rate) if k in _DATA else v for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_decode_files(name, each, kind) for each in value]
+        return [_decode_files(name, each, rate) for each in value]
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
-        return _decode_files(name, value.tolist(), kind)
+        return _decode_files(name, value.tolist(), rate)
     if not isinstance(value, str | bytes):
         return value
     content = value.encode() if isinstance(value, str) else value
-    if kind is _IMAGES:
-        images = CODECS.input("pillow_image").to_value(Tensor(object_array([content], (1,)), BYTES), f"input '{name}'")
-        return images[0]
-    if not content.startswith(_AUDIO_FILES):
-        try:
-            content = b64decode(content, validate=True)
-        except ValueError:
-            content = b""
-    if not content.startswith(_AUDIO_FILES):
-        raise InvalidInput(
-            f"input '{name}': expected a WAV, FLAC, Ogg or MP3 file as bytes or base64, got {value[:40]!r}"
-        )
-    return content
+    if rate:
+        return decode_audio(content, rate, f"input '{name}'")
+    from dragoman.codecs.image import decode_image  # which imports Pillow
+
+    return decode_image(content, f"input '{name}'")
 
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple | np.ndarray) else [value]
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 __all__ = ["HuggingFaceRuntime", "HuggingfaceListJSONCodec", "HuggingfaceSingleJSONCodec"]

@@ -21,7 +21,7 @@ from dragoman.core.calls import (
     ServerDescription,
 )
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer, truncation_side
+from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer, text, truncation_side
 from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.protocols.openai import adapters, messages, prefix_cache
 from dragoman.protocols.openai.response_routes import Responses
@@ -85,6 +85,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
     "dimensions": option("dimensions", integer(1)),
     "truncate_prompt_tokens": option("truncate", truncation()),
     "truncation_side": option("truncation_side", truncation_side()),
+    "prompt_name": option("prompt_name", text()),
 }
 
 
@@ -98,7 +99,12 @@ def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model
     packed = parameters.options.get("encoding_format") == "base64"
     size = parameters.options.get("dimensions")
     options = parameters.options
-    call = Embed(_inputs(options.get("input")), options.get("truncate"), options.get("truncation_side", ""))
+    call = Embed(
+        _inputs(options.get("input")),
+        options.get("truncate"),
+        options.get("truncation_side", ""),
+        options.get("prompt_name"),
+    )
 
     def reply(response: Response[Embedded]) -> HttpResponse:
         vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)

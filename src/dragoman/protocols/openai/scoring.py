@@ -156,7 +156,7 @@ class Scoring:
         return self._score(body, http, self._parse_score(body))
 
     def embed(self, http: HttpRequest) -> EndpointResult:
-        """Return embeddings as in TEI: a list of vectors of length 1."""
+        """Return embeddings as in TEI: a list of vectors, of length 1 unless `normalize` is false."""
         try:
             return self._embed(http)
         except InvalidInput as error:
@@ -166,17 +166,15 @@ class Scoring:
         body = object_body(http.body, self._policy)
         parameters = parse_parameters(body, TEI_EMBED, self._policy)
         options = parameters.options
-        if not options.get("normalize", True):
-            raise InvalidInput("`normalize` must be true, since models return vectors of length 1; got false")
-        if "prompt_name" in options:
-            raise InvalidInput("`prompt_name` is not supported: send `inputs` that begin with the prompt")
         texts = tuple(_require_texts(options, "inputs"))
-        call = Embed(texts, 0 if options.get("truncate") else None, options.get("truncation_side", ""))
-        size = options.get("dimensions")
+        truncate, side = 0 if options.get("truncate") else None, options.get("truncation_side", "")
+        call = Embed(texts, truncate, side, options.get("prompt_name"))
+        size, normalizes = options.get("dimensions"), options.get("normalize", True)
 
         def reply(response: Response[Embedded]) -> HttpResponse:
             vectors = np.asarray(response.answer.vectors.data, np.float32)
-            vectors = normalize_vectors(vectors) if size is None else shorten_vectors(vectors, size)
+            vectors = vectors if size is None else shorten_vectors(vectors, size, normalizes=normalizes)
+            vectors = normalize_vectors(vectors) if normalizes else vectors
             value = orjson.dumps(vectors, option=orjson.OPT_SERIALIZE_NUMPY)
             return HttpResponse(200, (value,), (JSON_TYPE, *parameters.headers))
 

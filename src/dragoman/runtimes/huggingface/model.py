@@ -1,137 +1,127 @@
-"""Hugging Face models, run by the pipelines of transformers."""
+"""Models of transformers, run by its pipelines; embeddings and scores of pairs by our own code."""
 
-import base64
-import binascii
-import io
-import json
-import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dragoman.codecs.elements import strings
-from dragoman.core.binding import check_tensor
-from dragoman.core.calls import Infer
-from dragoman.core.datatypes import BYTES, Array
-from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.calls import Embed, Infer, Inference
+from dragoman.core.datatypes import BYTES, FP32, Array
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
+from dragoman.pipelines import loading
+from dragoman.pipelines.examples import example_call
+from dragoman.pipelines.inputs import choose_task, input_specs, rows_of, shared_of
+from dragoman.pipelines.results import ARRAYS, to_json
+from dragoman.pipelines.tasks import PipelineTask, options_of, task_by_name
 from dragoman.runtimes.files import check_pickle, transformers_lock
 from dragoman.runtimes.huggingface import RUNTIME
-from dragoman.runtimes.huggingface.encoders import AnswerExtractor, Embedder, PairScorer, PoolingOptions
-from dragoman.runtimes.huggingface.tasks import ALIASES, PipelineTask, options_of, task_by_architecture, task_by_name
-from dragoman.runtimes.recognise import has_pooling
+from dragoman.runtimes.huggingface.sentence_transformers import EncoderFiles, apply_parameters, read_encoder_files
+from dragoman.runtimes.recognise import is_sentence_transformers
 
-# The formats that are decoded: Pillow has more, some of them little tested.
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-_DATA_URL = re.compile(rb"\s*data:image/[\w.+-]+;base64,")
-_MAX_PIXELS = 64 * 2**20
 _MAX_SCORED_LABELS = 2  # of cross-encoders: a score, or no and yes
-
-
-def decode_images(tensor: Tensor, name: str) -> list[Any]:
-    """Decode the image in each element: the bytes of a file, or base64, also as a data URL.
-
-    Raises InvalidInput if it is not an image. Paths and addresses are never opened.
-    """
-    image = RUNTIME.require("PIL.Image")
-    return [_decode_image(image, element, name) for element in tensor.data.flat]
-
-
-def images_of_pixels(tensor: Tensor) -> list[Any]:
-    """Convert an array of bytes [images, height, width, 3] to images."""
-    image = RUNTIME.require("PIL.Image")
-    return [image.fromarray(pixels) for pixels in tensor.data]
-
-
-def _decode_image(image: Any, element: bytes, name: str) -> Any:
-    last_error: Exception | None = None
-    for content in (element, _from_base64(element)):
-        try:
-            picture = image.open(io.BytesIO(content), formats=_FORMATS)
-            if picture.width * picture.height > _MAX_PIXELS:
-                raise InvalidInput(f"input '{name}': expected at most {_MAX_PIXELS} pixels, got {picture.size}")
-            picture.load()
-        except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
-            last_error = error
-        else:
-            return picture
-    raise InvalidInput(
-        f"input '{name}': expected an image ({', '.join(_FORMATS)}) as bytes or base64, got {element[:20]!r}"
-    ) from last_error
-
-
-def _from_base64(element: bytes) -> bytes:
-    try:
-        return base64.b64decode(_DATA_URL.sub(b"", element, count=1).strip(), validate=True)
-    except binascii.Error:
-        return b""
-
-
+# The output of embeddings, beside the arrays of the pipeline.
+_VECTORS = "embeddings"
 # What the clients of such models expect: each element is the JSON of one result.
 _RESULTS: Mapping[str, str] = {"content_type": "hg_jsonlist"}
 
+Run = Callable[[list[Any], Mapping[str, Any]], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the model's pipelines consist of. rate: of sounds, in Hz."""
+
+    model: Any
+    tokenizer: Any
+    runs: Mapping[str, Run]
+    rate: int = 0
+
 
 class HuggingFaceModel(Model):
-    """A folder of `save_pretrained`, for one of the tasks in `tasks`.
+    """A folder of `save_pretrained`, for one of the tasks in `dragoman.pipelines.tasks`.
 
-    Inputs: texts `args` (or `inputs`, `text_inputs`, `array_inputs`); `question` and `context`; images `inputs`
-    (encoded) or `pixels`. Output: `output`, the JSON of the pipeline's result for each row. For feature-extraction
-    also `features`, [rows, tokens, size] padded with zeros, and `attention_mask`, on request.
+    Inputs: those of the task. Output: `output`, the JSON of the pipeline's result for each row. On request also the
+    arrays of the task, and the `embeddings` of texts.
 
     Parameters: `task` (else by the architecture), `pretrained_model` and `pretrained_tokenizer` (else the uri),
-    `device` ("cpu" by default), `model_kwargs`; of embeddings `pooling` and `normalize`, see `PoolingOptions`. Nothing
-    is downloaded unless `allow_download` is true; no code of a model is run; pickled weights need `allow_pickle`.
+    `device` ("cpu" by default), `model_kwargs`; of embeddings and scores `pooling`, `normalize`, `truncate` and
+    those of `apply_parameters`. Nothing is downloaded unless `allow_download` is true; no code of a model is run;
+    pickled weights need `allow_pickle`.
     """
 
     platform = "huggingface_pytorch"
     merges = 0
 
+    _tasks: list[PipelineTask]
+    _parts: _Parts
+    _embedder: Any = None
+
     def load(self) -> None:
         self._check_parameters()
-        self._torch = RUNTIME.require("torch")
+        RUNTIME.require("torch")
         with transformers_lock(RUNTIME) as self._transformers:
-            self._load_all()
-
-    def _load_all(self) -> None:
-        source = self._source(str(self.spec.parameters.get("pretrained_model") or self.spec.uri))
-        tokenizer_source = self._source(str(self.spec.parameters.get("pretrained_tokenizer") or source))
-        try:
-            self._load(source, tokenizer_source)
-        except ModelFailed:
-            raise
-        except Exception as error:  # transformers promises no class of error
-            raise ModelFailed(f"'{Path(source).name}' cannot be loaded by transformers: {error}") from error
+            source = self._source(str(self.spec.parameters.get("pretrained_model") or self.spec.uri))
+            try:
+                self._load(source)
+            except DragomanError:
+                raise
+            except Exception as error:  # transformers promises no class of error
+                name, reason = Path(source).name, loading.first_line(error)
+                raise ModelFailed(f"'{name}' cannot be loaded by transformers: {reason}") from error
 
     def signature(self) -> Signature:
+        arrays = tuple(spec for task in self._tasks for spec in task.arrays)
+        vectors = (TensorSpec(_VECTORS, FP32, (-1, -1), optional=True),) if self._embedder is not None else ()
         return Signature(
-            inputs=self._task.inputs,
-            outputs=(TensorSpec("output", BYTES, (-1,)), *self._task.extra_outputs),
-            # The input may have other names; `infer` checks them.
-            open_inputs=self._task.reads != "questions",
-            batched=self._task.rows,
+            inputs=input_specs(self._tasks),
+            outputs=(TensorSpec("output", BYTES, (-1,)), *arrays, *vectors),
+            open_inputs=True,  # the first may have other names; `infer` checks them
+            batched=all(task.batched for task in self._tasks),
         )
 
-    def infer(self, call: Infer) -> Mapping[str, Tensor | Array]:
-        options = options_of(self._task, call.parameters)
-        rows = self._rows(call.inputs)
-        try:
-            results = self._run(rows, options) if len(rows) else []
-        except (IndexError, RuntimeError):
-            self._check_lengths(rows)
-            raise
-        requested = call.outputs or ("output",)
-        outputs: dict[str, Tensor | Array] = {}
-        if "output" in requested:
-            outputs["output"] = _as_json(results)
-        if self._task.extra_outputs and set(requested) - {"output"}:
-            outputs["features"], outputs["attention_mask"] = _pad(results)
-        return outputs
+    def details(self) -> Mapping[str, Any]:
+        details: dict[str, Any] = {"tasks": [task.name for task in self._tasks]}
+        if self._parts.tokenizer is not None and self._parts.tokenizer.model_max_length < 1 << 30:
+            details["max_context"] = self._parts.tokenizer.model_max_length
+        return details | (self._embedder.details() if self._embedder is not None else {})
 
-    # --- loading -----------------------------------------------------------------------------------------
+    def infer(self, call: Infer) -> Inference:
+        task = choose_task(self._tasks, call.inputs)
+        options = options_of(task, call.parameters)
+        rows = rows_of(task, call.inputs, call.parameters, self._parts.rate)
+        shared = shared_of(task, call.inputs)
+        requested = set(call.outputs or ("output",))
+        outputs: dict[str, Tensor | Array] = {}
+        if requested - {_VECTORS}:
+            results = self._results(task, rows, {**options, **shared})
+            if "output" in requested:
+                texts = [to_json(result).encode() for result in results]
+                outputs["output"] = Tensor(object_array(texts, (len(texts),)), BYTES, _RESULTS)
+            if task.name in ARRAYS and requested - {"output", _VECTORS}:
+                outputs |= ARRAYS[task.name](results)
+        if _VECTORS in requested:
+            truncate = 0 if options.get("truncation") else None
+            outputs[_VECTORS] = self._embedder(Embed(tuple(rows), truncate)).vectors
+        return Inference({name: _tensor(value) for name, value in outputs.items()})
+
+    def _results(self, task: PipelineTask, rows: list[Any], options: Mapping[str, Any]) -> list[Any]:
+        """Return the result of each row. Raises InvalidInput for a row that is the reason of a failure."""
+        if not rows:
+            return []
+        try:
+            return self._parts.runs[task.name](rows, options)
+        except DragomanError:
+            raise
+        except Exception as error:
+            self._check_rows(task, rows, options)
+            if type(error).__name__ == "PipelineException":  # such as a text without a mask
+                raise InvalidInput(f"{task.name}: {error}") from error
+            raise
+
+    # --- loading -----------------------------------------------------------------------------------------------
 
     def _check_parameters(self) -> None:
         parameters = self.spec.parameters
@@ -141,6 +131,8 @@ class HuggingFaceModel(Model):
             raise ModelFailed(f"framework '{parameters['framework']}' is not supported; expected 'pt', PyTorch")
         if parameters.get("task"):
             task_by_name(str(parameters["task"]))
+        if parameters.get("truncate") not in (None, True, False):
+            raise ModelFailed(f"parameter 'truncate': expected true or false, got {parameters['truncate']!r}")
 
     def _source(self, name: str) -> str:
         """Return the folder of this name, also relative to the model; or a name on the hub, if downloads are
@@ -152,107 +144,110 @@ class HuggingFaceModel(Model):
             return name
         raise ModelFailed(f"folder '{name}' not found; nothing is downloaded unless parameters.allow_download is true")
 
-    def _load(self, source: str, tokenizer_source: str) -> None:
-        transformers = self._transformers
-        common = {
-            "trust_remote_code": False,
-            "local_files_only": self.spec.parameters.get("allow_download") is not True,
-        }
-        config = transformers.AutoConfig.from_pretrained(source, **common)
-        self._task = self._find_task(config, Path(source))
-        if Path(source).is_dir() and not any(Path(source).glob("*.safetensors")):
-            check_pickle(Path(source), self.spec)
-        kwargs = {**(self.spec.parameters.get("model_kwargs") or {}), **common, "config": config}
+    def _load(self, source: str) -> None:
+        transformers, parameters = self._transformers, self.spec.parameters
+        files = (
+            read_encoder_files(Path(source)) if is_sentence_transformers(Path(source)) else EncoderFiles(Path(source))
+        )
+        files = replace(files, **apply_parameters(files, parameters))
+        is_encoder = bool(files.modules) or "pooling" in parameters
+        folder = str(files.folder) if files.modules else source
+        common = {"trust_remote_code": False, "local_files_only": parameters.get("allow_download") is not True}
+        config = transformers.AutoConfig.from_pretrained(folder, **files.config_kwargs, **common)
+        self._tasks = self._find_tasks(config, files, is_encoder=is_encoder)
+        task = self._tasks[0]
+        if loading.has_pickled_weights(folder):
+            check_pickle(Path(folder), self.spec)
+        kwargs = {**files.model_kwargs, **(parameters.get("model_kwargs") or {}), **common}
         if not self.spec.allow_pickle:
             kwargs["use_safetensors"] = True
-        model, value = getattr(transformers, self._task.auto).from_pretrained(
-            source, output_loading_info=True, **kwargs
+        model = loading.load_model(transformers, folder, task, config, kwargs)
+        own = str(parameters.get("pretrained_tokenizer") or "")
+        parts = loading.load_parts(
+            transformers, self._source(own) if own else folder, task, {**files.tokenizer_kwargs, **common}
         )
-        missing = sorted(value["missing_keys"])
-        if missing and not self._task.extra_outputs:
-            # transformers would initialize them randomly; feature extraction does not need the heads.
-            raise ModelFailed(
-                f"the weights lack {', '.join(missing[:3])}: they are not those of a {self._task.name} model"
-            )
-        self._run = self._runner(model.eval(), tokenizer_source, common)
-        if self._task.extra_outputs:
-            options = PoolingOptions.of(Path(source), self.spec.parameters)
-            embedder = Embedder(self._torch, model, self._tokenizer, options)
-            self.embed = embedder.__call__  # type: ignore[method-assign]
-        if self._task.name == "text-classification" and model.config.num_labels <= _MAX_SCORED_LABELS:
-            self.score = PairScorer(self._torch, model, self._tokenizer).__call__  # type: ignore[method-assign]
+        self._parts = self._make_parts(model, parts, files)
+        for each in self._tasks:
+            self._try(each, parts)
+        self._add_calls(model, files)
 
-    def _find_task(self, config: Any, folder: Path) -> PipelineTask:
+    def _find_tasks(self, config: Any, files: EncoderFiles, *, is_encoder: bool) -> list[PipelineTask]:
         parameters = self.spec.parameters
         if parameters.get("task"):
-            return task_by_name(str(parameters["task"]))
-        if "pooling" in parameters or has_pooling(folder):
-            return task_by_name("feature-extraction")
-        return task_by_architecture(config.architectures)
+            return [task_by_name(str(parameters["task"]))]
+        if is_encoder:
+            name = "text-classification" if files.task == "sequence-classification" else files.task
+            return [task_by_name(name)]
+        return loading.tasks_of_model(self._transformers, config)
 
-    def _runner(self, model: Any, source: str, common: Mapping[str, Any]) -> Callable[[Any, Mapping[str, Any]], Any]:
-        """Return the function that computes the results of rows."""
-        transformers, device = self._transformers, _device(self.spec.parameters.get("device"))
-        self._tokenizer: Any = None
-        if self._task.reads == "images":
-            processor = transformers.AutoImageProcessor.from_pretrained(source, **common)
-            parts = {"image_processor": processor}
-        else:
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(source, **common)
-            # Not every tokenizer knows how many positions its model has.
-            positions = getattr(model.config, "max_position_embeddings", None) or self._tokenizer.model_max_length
-            self._tokenizer.model_max_length = min(self._tokenizer.model_max_length, positions)
-            parts = {"tokenizer": self._tokenizer}
-        if self._task.reads == "questions":
-            if not self._tokenizer.is_fast:
-                raise ModelFailed("question answering needs a fast tokenizer, a tokenizer.json in the model's folder")
-            reader = AnswerExtractor(self._torch, model.to(device), self._tokenizer)
-            return lambda rows, options: [reader(question, context, options) for question, context in rows]
-        if self._task.extra_outputs:
-            parts = {**parts, "return_tensors": True}
-        pipeline = transformers.pipeline(self._task.name, model=model, device=device, **parts)
-        size = self._pipeline_batch_size()
-        return lambda rows, options: pipeline(rows, batch_size=size, **options)
+    def _make_parts(self, model: Any, parts: dict[str, Any], files: EncoderFiles) -> _Parts:
+        from dragoman.pipelines.limits import limit_tokenizer
 
-    def _pipeline_batch_size(self) -> int:
-        """Return how many rows are computed together; texts can only be padded with a padding token."""
-        unpadded = self._tokenizer is not None and self._tokenizer.pad_token_id is None
-        return 1 if unpadded or not self._task.rows else max(1, self.spec.max_batch_size)
+        tokenizer = parts.get("tokenizer")
+        if tokenizer is not None:
+            limit_tokenizer(tokenizer, model, files.max_length, lowercase=files.lowercase)
+        device = _device(self.spec.parameters.get("device"))
+        runs = {task.name: self._run(task, model, parts, device) for task in self._tasks}
+        return _Parts(model, tokenizer, runs, getattr(parts.get("feature_extractor"), "sampling_rate", 0))
 
-    # --- inputs ------------------------------------------------------------------------------------------
+    def _run(self, task: PipelineTask, model: Any, parts: Mapping[str, Any], device: str) -> Run:
+        """Return the function that computes the results of rows with the options of a call."""
+        from dragoman.pipelines.running import run_function
 
-    def _rows(self, inputs: Mapping[str, Tensor]) -> list[Any]:
-        if self._task.reads == "questions":
-            question, context = (strings(inputs[name], name).tolist() for name in ("question", "context"))
-            return list(zip(question, context, strict=True))
-        if len(inputs) != 1:
-            raise InvalidInput(f"expected one input, {self._input_names()}; got {', '.join(inputs) or 'none'}")
-        ((name, tensor),) = inputs.items()
-        known = {spec.name: spec for spec in self._task.inputs}
-        spec = known.get(name) or (self._task.inputs[0] if name in ALIASES else None)
-        if spec is None:
-            raise InvalidInput(f"unexpected inference input '{name}'; expected {self._input_names()}")
-        check_tensor(tensor, TensorSpec(name, spec.datatype, spec.shape), "input")
-        if self._task.reads == "texts":
-            texts: list[Any] = strings(tensor, name).tolist()
-            return texts
-        return decode_images(tensor, name) if tensor.datatype is BYTES else images_of_pixels(tensor)
+        name = str(self.spec.parameters.get("task") or task.name)
+        suffix = str(self.spec.parameters.get("task_suffix") or "")
+        size = max(1, self.spec.max_batch_size) if task.joins else 1
+        return run_function(self._transformers, task, name + suffix, model, parts, device, size)
 
-    def _input_names(self) -> str:
-        return " or ".join(f"'{spec.name}'" for spec in self._task.inputs)
+    def _try(self, task: PipelineTask, parts: Mapping[str, Any]) -> None:
+        """Answer a call. Raises ModelFailed for a package that is missing, which pipelines need only then."""
+        rows, options = example_call(task, self._parts.model, parts)
+        try:
+            to_json(self._parts.runs[task.name](rows, options))
+        except ImportError as error:
+            reason = loading.first_line(error)
+            raise ModelFailed(f"the task '{task.name}' needs a package that is not installed: {reason}") from error
+        except Exception as error:  # code of any model
+            reason = f"{type(error).__name__}: {loading.first_line(error)}"
+            raise ModelFailed(f"the model fails with a small example of the task '{task.name}': {reason}") from error
 
-    def _check_lengths(self, rows: list[Any]) -> None:
-        """Raise InvalidInput if a text is longer than the model allows."""
-        if self._task.reads != "texts":
+    def _add_calls(self, model: Any, files: EncoderFiles) -> None:
+        """Offer embeddings of an encoder, and scores of pairs by a classifier of one or two labels."""
+        from dragoman.runtimes.huggingface.embeddings import Embedder
+        from dragoman.runtimes.huggingface.pair_scorer import PairScorer
+
+        task, tokenizer = self._tasks[0], self._parts.tokenizer
+        if task.name == "feature-extraction" or (task.name == "fill-mask" and files.modules):
+            self._embedder = Embedder(model, tokenizer, files, self.spec)
+            self.embed = self._embedder.__call__  # type: ignore[method-assign]
+        if task.name == "text-classification" and model.config.num_labels <= _MAX_SCORED_LABELS:
+            self.score = PairScorer(model, tokenizer, files, self.spec).__call__  # type: ignore[method-assign]
+
+    # --- errors ------------------------------------------------------------------------------------------------
+
+    def _check_rows(self, task: PipelineTask, rows: list[Any], options: Mapping[str, Any]) -> None:
+        """Raise InvalidInput if a text has no tokens, or more than the model takes."""
+        tokenizer = self._parts.tokenizer
+        if tokenizer is None:
             return
-        limit = self._tokenizer.model_max_length
-        for i, text in enumerate(rows):
-            count = len(self._tokenizer(text, verbose=False)["input_ids"])
-            if count > limit:
-                raise InvalidInput(
-                    f"text {i} has {count} tokens and the model takes {limit}; send less, or the parameter "
-                    "truncation=true"
-                )
+        limit = tokenizer.model_max_length
+        for name in (spec.name for spec in task.shared if spec.name in options):
+            for i, label in enumerate(options[name]):
+                count = len(tokenizer(label, verbose=False)["input_ids"])
+                if count > limit:
+                    raise InvalidInput(f"input '{name}': label {i} has {count} tokens and the model takes {limit}")
+        for i, row in enumerate(rows if task.kind == "text" else ()):
+            texts = [row["text"], row["text_pair"]] if isinstance(row, dict) else [row]
+            count = len(tokenizer(*texts, verbose=False)["input_ids"])
+            if count == 0:
+                raise InvalidInput(f"text {i}: expected at least one token, got {texts[0]!r}")
+            if count > limit and not options.get("truncation"):
+                way = ", or the parameter truncation=true" if "truncation" in task.options else ""
+                raise InvalidInput(f"text {i} has {count} tokens and the model takes {limit}; send less{way}")
+
+
+def _tensor(value: Tensor | Array) -> Tensor:
+    return value if isinstance(value, Tensor) else Tensor.of(value)
 
 
 def _device(name: Any) -> str:
@@ -260,28 +255,3 @@ def _device(name: Any) -> str:
     if name is None or name == -1:
         return "cpu"
     return f"cuda:{name}" if isinstance(name, int) else str(name)
-
-
-# --- results ---------------------------------------------------------------------------------------------
-
-
-def _as_json(results: list[Any]) -> Tensor:
-    texts = [json.dumps(result, default=_to_plain).encode() for result in results]
-    return Tensor(object_array(texts, (len(texts),)), BYTES, _RESULTS)
-
-
-def _to_plain(value: Any) -> Any:
-    """Convert NumPy numbers and PyTorch tensors for JSON."""
-    return value.tolist()
-
-
-def _pad(vectors: list[Any]) -> tuple[Array, Array]:
-    """Pad vectors of texts, each [1, tokens, size], to one array and its attention mask."""
-    arrays = [np.asarray(each.float().cpu().numpy())[0] for each in vectors]
-    counts = [len(each) for each in arrays] or [0]
-    features = np.zeros((len(arrays), max(counts), arrays[0].shape[1] if arrays else 0), np.float32)
-    mask = np.zeros((len(arrays), max(counts)), np.int64)
-    for i, each in enumerate(arrays):
-        features[i, : len(each)] = each
-        mask[i, : len(each)] = 1
-    return features, mask
