@@ -39,6 +39,11 @@ OVERRIDDEN = {
     "logging.Formatter": {"format", "formatException", "formatMessage", "formatStack", "formatTime"},
     "numpy.ndarray": {"astype"},
     "torch.nn.Module": {"forward"},
+    "transformers.pipelines.Pipeline": {
+        *("_sanitize_parameters", "preprocess", "_forward", "postprocess"),
+        *("_load_processor", "_load_image_processor", "_load_video_processor", "_load_feature_extractor"),
+        "_load_tokenizer",
+    },
     "urllib.request.HTTPRedirectHandler": {"redirect_request"},
 }
 # Prints the names that each base has: those of its class, and those that the methods of the class assign to `self`.

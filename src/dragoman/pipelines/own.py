@@ -36,7 +36,7 @@ class GeneratingPipeline(Pipeline):  # type: ignore[misc]
         # These apply to every call.
         every: dict[str, Any] = getattr(self.model.config, "task_specific_params", None) or {}
         self._of_task = dict(every.get(self.task) or {})
-        self.prefix = self._of_task.pop("prefix", None) or getattr(self.model.config, "prefix", None) or ""
+        self.text_before = self._of_task.pop("prefix", None) or getattr(self.model.config, "prefix", None) or ""
 
     def generate(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         """Return the token ids of the texts of one row.
@@ -79,7 +79,7 @@ class TextToTextPipeline(GeneratingPipeline):
         return {name: value for name, value in given.items() if value is not None}, options, {}
 
     def preprocess(self, text: str, truncation: Any = False, **languages: str) -> Any:
-        inputs = self.tokenizer(self.prefix + text, truncation=truncation, return_tensors="pt")
+        inputs = self.tokenizer(self.text_before + text, truncation=truncation, return_tensors="pt")
         inputs.pop("token_type_ids", None)  # `generate` does not take them
         return inputs
 
