@@ -140,7 +140,7 @@ def _listed_modules(folder: Path) -> list[tuple[str, str]]:
 # --- the transformer -------------------------------------------------------------------------------------------
 
 
-def _transformer_values(folder: Path) -> dict[str, Any]:  # noqa: C901 - one case for each key
+def _transformer_values(folder: Path) -> dict[str, Any]:
     path = next((folder / name for name in _TRANSFORMER_FILES if (folder / name).is_file()), None)
     if path is None:
         return {}
@@ -198,7 +198,7 @@ def _processing_values(path: Path, value: Any) -> dict[str, Any]:
 # --- the model -------------------------------------------------------------------------------------------------
 
 
-def _model_values(folder: Path) -> dict[str, Any]:  # noqa: C901 - one case for each key
+def _model_values(folder: Path) -> dict[str, Any]:
     path = folder / _MODEL_FILE
     if not path.is_file():
         return {}
