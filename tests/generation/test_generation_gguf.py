@@ -39,6 +39,9 @@ NAMES = {
 }
 
 
+# What llama.cpp writes as `general.file_type`.
+FILE_TYPES = {"F32": 0, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15}
+
 # Where blocks of random bytes need a scale, in FP16.
 SCALES = {"Q4_K": slice(0, 4), "Q6_K": slice(208, 210)}
 
@@ -63,6 +66,9 @@ def write_file(path: Path, model: Any, kind: str = "F32") -> dict[str, torch.Ten
     """
     type_, weights = gguf.GGMLQuantizationType[kind], {}
     config, writer = model.config, gguf.GGUFWriter(str(path), "llama")
+    if kind in FILE_TYPES:
+        writer.add_array("general.tags", ["a", "b"])
+        writer.add_file_type(FILE_TYPES[kind])
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -128,6 +134,8 @@ async def test_completions_equal_those_of_the_original(model: LanguageModel, ori
     assert ids(await text(model, prompt, max_new_tokens=12, ignore_eos=True)) == expected[0, 14:].tolist()
     assert model.details()["end_tokens"] == [2]
     assert model.details()["default_parameters"] == {}
+    assert (model.details()["file_format"], model.details()["file_quantization"]) == ("gguf", "F32")
+    assert model.details()["parameters"] == original.num_parameters()
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
@@ -140,6 +148,8 @@ async def test_quantized_weights(kind: str, tmp_path: Path) -> None:
         expected = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
     model = load_model(tmp_path / "tiny.gguf")
     assert ids(await text(model, prompt, max_new_tokens=12, ignore_eos=True)) == expected[0, 20:].tolist()
+    stated = {"Q4_K": "Q4_K_M", "Q6_K": ""}.get(kind, kind)
+    assert model.details()["file_quantization"] == stated
     await model.close()
 
 
@@ -163,3 +173,20 @@ def test_files_that_cannot_be_loaded(tmp_path: Path, name: str, start: bytes, me
         load_model(tmp_path / name)
     assert message in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"GGUF\x03\x00\x00\x00" + bytes(8),
+        b"GGUF" + bytes(12) + (1).to_bytes(8, "little") + (1 << 40).to_bytes(8, "little"),  # a name of a tebibyte
+        b"GGUF" + bytes(12) + (1).to_bytes(8, "little") + (1).to_bytes(8, "little") + b"a" + (99).to_bytes(4, "little"),
+        b"GGUF" + bytes(12) + (1 << 60).to_bytes(8, "little"),
+    ],
+)
+def test_a_header_that_states_nothing(tmp_path: Path, content: bytes) -> None:
+    from dragoman.generation.gguf_header import quantization
+
+    (tmp_path / "a.gguf").write_bytes(content)
+    assert quantization(tmp_path / "a.gguf") == ""

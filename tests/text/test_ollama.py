@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,11 @@ from typing import Any
 import ollama
 import pytest
 import pytest_asyncio
+from safetensors import safe_open
+
+import dragoman
+from dragoman.protocols.ollama.routes import format_count
+from text_models import make_model
 
 from .text_server import TextServer, lines, serve
 
@@ -85,7 +91,13 @@ async def test_the_client(client: ollama.AsyncClient, server: TextServer) -> Non
     assert shown.capabilities == ["completion", "tools", "embedding"]
     assert [model.model for model in (await client.ps()).models] == ["ReverseModel:latest"]
     assert (await server.post("/api/show", {"name": "ReverseModel"})).status == 200
-    assert "version" in (await server.request("GET", "/api/version")).json
+    version = (await server.request("GET", "/api/version")).json
+    assert tuple(map(int, version["version"].split("."))) >= (
+        0,
+        12,
+        11,
+    )  # clients compare it with the versions of Ollama
+    assert version["dragoman"] == dragoman.__version__
 
 
 @pytest.mark.parametrize(
@@ -254,3 +266,53 @@ async def test_errors(server: TextServer, path: str, body: Any, status: int, mes
 
 async def test_an_error_in_a_stream_is_its_last_line(server: TextServer) -> None:
     assert lines((await server.post("/api/chat", chat("a !fault"))).body)[-1] == {"error": "generated !fault"}
+
+
+async def test_pull_succeeds_for_a_served_model(client: ollama.AsyncClient, server: TextServer) -> None:
+    assert (await client.pull("ReverseModel")).status == "success"
+    assert [each.status async for each in await client.pull("ReverseModel:latest", stream=True)] == ["success"]
+    for name in ("none", "none:latest"):
+        with pytest.raises(ollama.ResponseError, match="downloads no models") as missing:
+            await client.pull(name)
+        assert missing.value.status_code == 404
+    response = await server.post("/api/pull", {"name": "ReverseModel"})
+    assert (response.headers["content-type"], response.json) == ("application/x-ndjson", {"status": "success"})
+
+
+async def test_the_facts_of_a_folder(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "tiny-llama")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    count = safetensors_count(folder)
+    async with serve(str(tmp_path)) as server, ollama.AsyncClient(host=server.url) as client:
+        for (model,) in ((await client.list()).models, (await client.ps()).models):
+            assert model.size == size
+            assert model.details is not None
+            assert (model.details.format, model.details.family) == ("safetensors", "llama")
+            assert model.details.parameter_size == f"{count / 1000:.0f}K"
+            assert model.details.quantization_level == "F32"
+        shown = await client.show("tiny-llama")
+        assert shown.modelinfo is not None
+        assert shown.modelinfo["general.parameter_count"] == count
+        assert "messages" in (shown.template or "")
+        metadata = (await server.request("GET", "/v2/models/tiny-llama")).json
+        assert "chat_template_text" not in metadata["details"]  # only its existence
+        for stream in (False, True):
+            body = chat("a b", stream=stream, options={"num_predict": 4})
+            last = lines((await server.post("/api/chat", {**body, "model": "tiny-llama"})).body.rstrip() + b"\n")[-1]
+            durations = [last[f"{name}_duration"] for name in ("load", "prompt_eval", "eval")]
+            assert all(duration > 0 for duration in durations)
+            assert sum(durations) == pytest.approx(last["total_duration"], abs=3)
+
+
+def safetensors_count(folder: Path) -> int:
+    """Return the number of parameters in the files of a folder."""
+    count = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return count
+
+
+async def test_numbers_of_parameters_as_ollama_writes_them() -> None:
+    expected = {0: "", 999: "999", 134_515_008: "134.52M", 8_000_000_000: "8B", 8_030_261_312: "8.0B", 7_000_000: "7M"}
+    assert {count: format_count(count) for count in expected} == expected

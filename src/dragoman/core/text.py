@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, structs
 
+# Name of a detail of text models: their chat template. It is too long for the metadata of Open Inference.
+TEMPLATE_TEXT = "chat_template_text"
 # Why a text ends; "" while it goes on. "stop_sequence": a stop string, or a stop token that is not the model's own.
 FinishReason = Literal["", "length", "eos_token", "stop_sequence"]
 
@@ -168,7 +170,8 @@ class Text(Struct, frozen=True):
     `prompt` is the index of the prompt in the call, `choice` is 0 to n - 1. `text` never ends in an incomplete
     character or in what may become a stop string, so it may lag behind `tokens`. `generated` is the number of
     tokens so far. The last chunk has `finish`, `whole`, the entire completion, and `stop`, the stop string or
-    token id that ended it, if any. `seed` is the seed that was used, or None without sampling.
+    token id that ended it, if any. `seed` is the seed that was used, or None without sampling. `took_s`: the seconds
+    from the arrival of the prompt in the engine to the end, in the last chunk, if the engine knows them.
     """
 
     prompt: int = 0
@@ -180,6 +183,7 @@ class Text(Struct, frozen=True):
     stop: str | int | None = None
     whole: str = ""
     seed: int | None = None
+    took_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +192,8 @@ class PromptInfo:
     were in the prefix cache, its tokens if `prompt_logprobs` was set, and their ids if `prompt_token_ids` was set.
 
     If the engine knows them: `checked_s`, seconds to validate and tokenize the call's prompts; `waited_s`,
-    seconds in the queue; `max_new`, the limit of new tokens; `temperature` (0: greedy decoding) and `top_p` with the
-    model's defaults.
+    seconds in the queue; `read_s`, seconds to compute the prompt; `max_new`, the limit of new tokens; `temperature` (0:
+    greedy decoding) and `top_p` with the model's defaults.
     """
 
     text: str
@@ -202,6 +206,7 @@ class PromptInfo:
     token_ids: tuple[int, ...] = ()
     temperature: float | None = None
     top_p: float | None = None
+    read_s: float | None = None
 
 
 class Generation(Struct, frozen=True):

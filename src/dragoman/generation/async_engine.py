@@ -3,9 +3,13 @@
 import asyncio
 import logging
 import queue
+import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+
+from msgspec import structs
 
 from dragoman.core.errors import DragomanError, ModelFailed, Overloaded, WorkerLost
 from dragoman.core.text import Generation, PromptInfo, Text, merge_chunks
@@ -164,12 +168,16 @@ class _CallResults:
         self._is_begun = False  # whether a chunk contained the prompts' information
         self._results: deque[Text] = deque()  # the engine's thread appends while the loop pops from the left
         self.failure: DragomanError | None = None
+        self._since_s = time.monotonic()
 
     def info(self, index: int, info: PromptInfo) -> None:
-        self._infos[index] = info
+        read_s = time.monotonic() - self._since_s - (info.waited_s or 0.0)
+        self._infos[index] = replace(info, read_s=max(0.0, read_s))
         self._service.mark_updated(self)
 
     def text(self, text: Text) -> None:
+        if text.finish:
+            text = structs.replace(text, took_s=time.monotonic() - self._since_s)
         self._results.append(text)
         self._service.mark_updated(self)
 

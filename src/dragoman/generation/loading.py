@@ -14,7 +14,7 @@ import torch
 from dragoman.core.calls import Generate
 from dragoman.core.errors import ModelFailed
 from dragoman.core.metrics import Family
-from dragoman.core.text import Generation, Prompt, TokenSpan
+from dragoman.core.text import TEMPLATE_TEXT, Generation, Prompt, TokenSpan
 from dragoman.generation import adapters
 from dragoman.generation.adapter_store import AdapterLimits, AdapterStore
 from dragoman.generation.async_engine import AsyncEngine
@@ -240,9 +240,13 @@ def _engine(
         "cache_tokens": budget,
         "threads": threads,
         **_runner_details(runner),
+        "parameters": pretrained.parameters,
+        "file_format": pretrained.file_format,
+        "file_quantization": pretrained.file_quantization,
         "end_tokens": sorted(ends),
         "default_parameters": defaults,
         "chat_template": vocabulary.has_template,
+        TEMPLATE_TEXT: vocabulary.template_text,
         "vision": vision is not None,
         "adapters": store.names,  # which changes
     }

@@ -46,6 +46,7 @@ class Pretrained:
 
     config: that of the decoder. has_vision: prompts may have images.
     forced_bos: first token of every completion of an encoder-decoder model.
+    parameters: their number. file_format, file_quantization: of the weights in the files, "" if unknown.
     """
 
     model: Any
@@ -54,6 +55,9 @@ class Pretrained:
     device: torch.device
     has_vision: bool = False
     forced_bos: int | None = None
+    parameters: int = 0
+    file_format: str = ""
+    file_quantization: str = ""
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -74,7 +78,11 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
     """Load the weights of a folder or a GGUF file. Raises ModelFailed if some are missing."""
     device = torch.device(device_name)
     inside: dict[str, Any] = {}
+    file_format, file_quantization = "safetensors", ""
     if folder.is_file():
+        from dragoman.generation.gguf_header import quantization as gguf_quantization  # needs the package gguf
+
+        file_format, file_quantization = "gguf", gguf_quantization(folder)
         folder, inside = folder.parent, {"gguf_file": folder.name}
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
     quantization = getattr(config, "quantization_config", None) or {}
@@ -85,6 +93,8 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
     has_vision = not inside and takes_images(folder)
     factory = _model_class(config, has_vision=has_vision)
     source: Path | None = folder
+    if quantization:
+        file_quantization = str(quantization.get("quant_method", ""))
     if is_dequantized:
         del config.quantization_config
         with torch.device("meta"):  # weights in memory are loaded by the class itself
@@ -115,6 +125,9 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
         device,
         has_vision,
         getattr(saved, "forced_bos_token_id", None),
+        sum(each.numel() for each in model.parameters()),
+        file_format,
+        file_quantization,
     )
 
 

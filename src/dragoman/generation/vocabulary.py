@@ -190,6 +190,12 @@ class Vocabulary:
     def has_template(self) -> bool:
         return bool(self.tokenizer.chat_template)
 
+    @property
+    def template_text(self) -> str:
+        """The chat template, "" for none; of several by name, the default one."""
+        found = self.tokenizer.chat_template or ""
+        return found if isinstance(found, str) else str(found.get("default", ""))
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         if self._fast is not None and len(text) > _LONG:
             (long,) = self._fast.encode_batch_fast([text], add_special_tokens=special)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from dragoman.protocols.ollama.request import CHAT, EMBED, GENERATE
+from dragoman.protocols.ollama.request import PULL as PULL_PARAMETERS
 from dragoman.protocols.text_common.parameters import body_schema
 from dragoman.protocols.wire import JSON, ErrorResponses, Operation
 
@@ -21,6 +22,7 @@ class OllamaChatResponse(msgspec.Struct):
     done: bool
     done_reason: str | None = None
     total_duration: int = 0
+    load_duration: int = 0
     prompt_eval_count: int = 0
     prompt_eval_duration: int = 0
     eval_count: int = 0
@@ -37,6 +39,7 @@ class OllamaGenerateResponse(msgspec.Struct):
     done_reason: str | None = None
     thinking: str | None = None
     total_duration: int = 0
+    load_duration: int = 0
     prompt_eval_count: int = 0
     prompt_eval_duration: int = 0
     eval_count: int = 0
@@ -62,13 +65,22 @@ class OllamaModel(msgspec.Struct):
     """Details of a model and what it can do."""
 
     details: Mapping[str, Any]
+    template: str
+    parameters: str
     model_info: Mapping[str, Any]
     capabilities: Sequence[str]
     modified_at: str
 
 
 class OllamaVersion(msgspec.Struct):
+    """`version` is that of Ollama whose API is served, `dragoman` that of the server."""
+
     version: str
+    dragoman: str
+
+
+class OllamaStatus(msgspec.Struct):
+    status: str
 
 
 class OllamaError(msgspec.Struct):
@@ -96,4 +108,9 @@ EMBEDDINGS = Operation("Compute the embedding of a text", {200: {JSON: OllamaEmb
 SHOW = Operation("Describe a model", {200: {JSON: OllamaModel}}, _body(model=_NAME, name=_NAME))
 TAGS = Operation("List the text models", {200: {JSON: OllamaModels}})
 RUNNING = Operation("List the loaded text models", {200: {JSON: OllamaModels}})
+PULL = Operation(
+    "Succeed for a model that is served; a stream by default",
+    {200: {LINES: None, JSON: OllamaStatus}},
+    {JSON: body_schema(PULL_PARAMETERS)},
+)
 VERSION = Operation("Read the version of the server", {200: {JSON: OllamaVersion}})

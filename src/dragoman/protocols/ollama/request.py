@@ -29,6 +29,7 @@ from dragoman.protocols.text_common.parameters import (
     get_object,
     ignored,
     json_object,
+    label,
     option,
     parse_parameters,
     reject_unused,
@@ -136,6 +137,12 @@ EMBED: Mapping[str, Parameter] = {
     "options": _SHARED["options"],
     "keep_alive": KEEP_ALIVE,
     "truncate": option("truncate", flag()),
+}
+PULL: Mapping[str, Parameter] = {
+    "model": option("model", anything()),
+    "name": option("name", anything()),  # of older clients
+    "stream": option("stream", flag()),
+    "insecure": label(),
 }
 
 

@@ -28,6 +28,9 @@ class OllamaFormatter:
         self._has_logprobs = request.parameters.options.get("logprobs", False)
         self._started_ns = time.monotonic_ns()
         self._first_ns = 0
+        self._read_s: float | None = None  # to compute the prompt
+        self._waited_s = 0.0
+        self._took_s: float | None = None  # in the engine
         self._call: ToolCall | None = None  # not complete yet
         self._arguments: list[str] = []
         self._calls = 0
@@ -56,6 +59,10 @@ class OllamaFormatter:
     def _read(self, response: Response[Generation], *, is_whole: bool = False) -> dict[str, Any]:
         """Return the new fields of a message."""
         parts, calls = self._reader.read(response, is_whole=is_whole), []
+        for info in response.answer.prompts:
+            self._read_s, self._waited_s = info.read_s, info.waited_s or 0.0
+        for text in response.answer.texts:
+            self._took_s = text.took_s
         for part in parts:
             if isinstance(part, ToolCallDelta):
                 if part.opens:
@@ -95,13 +102,20 @@ class OllamaFormatter:
     def _end(self) -> dict[str, Any]:
         """Return the fields of the last object; durations are in nanoseconds."""
         usage, now_ns = self._reader.usage, time.monotonic_ns()
-        first_ns = self._first_ns or self._started_ns
+        total_ns, load_ns = now_ns - self._started_ns, 0
+        if self._read_s is not None and self._took_s is not None:
+            read_ns, eval_ns = int(self._read_s * 1e9), int((self._took_s - self._waited_s - self._read_s) * 1e9)
+            load_ns = total_ns - read_ns - eval_ns  # loading the model on demand, tokenization, the queue
+        else:  # an engine that does not tell: the first chunk, if there are several, comes after the prompt
+            eval_ns = now_ns - (self._first_ns or self._started_ns)
+            read_ns = total_ns - eval_ns
         durations = {
-            "total_duration": now_ns - self._started_ns,
+            "total_duration": total_ns,
+            "load_duration": max(0, load_ns),
             "prompt_eval_count": usage.prompt,
-            "prompt_eval_duration": first_ns - self._started_ns,
+            "prompt_eval_duration": read_ns,
             "eval_count": usage.completion,
-            "eval_duration": now_ns - first_ns,
+            "eval_duration": max(0, eval_ns),
         }
         reason = "length" if self._reader.finish == "length" else "stop"
         return {"done": True, "done_reason": reason, **{name: value for name, value in durations.items() if value}}

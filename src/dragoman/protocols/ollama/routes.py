@@ -19,17 +19,19 @@ from dragoman.core.calls import (
     ModelDescription,
     Request,
     Response,
+    ServerDescription,
 )
 from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
 from dragoman.core.record_calls import KeepLoaded, ListLoaded, LoadedModel
 from dragoman.core.sampling import format_value
-from dragoman.core.text import Chat, Generation
+from dragoman.core.text import TEMPLATE_TEXT, Chat, Generation
 from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.protocols.ollama import messages
 from dragoman.protocols.ollama.request import (
     CHAT,
     EMBED,
     GENERATE,
+    PULL,
     is_load,
     parse_chat_request,
     parse_fields,
@@ -60,6 +62,10 @@ from dragoman.protocols.wire import (
 )
 
 _LATEST = ":latest"
+# The version of Ollama whose API is served, which clients compare: the first with `logprobs`.
+_OLLAMA = "0.12.11"
+# Ollama's names of the types of weights that are not quantized.
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _CENTURIES_S = (1 << 63) / 1e9  # the longest duration in Go
 _Parse = Callable[[Mapping[str, Any], Policy], tuple[ChatRequest, str | Chat]]
 
@@ -180,29 +186,31 @@ class Ollama:
     # --- models ----------------------------------------------------------------------------------------------
 
     def tags(self, http: HttpRequest) -> EndpointResult:
-        return EngineCall(Request(DescribeModels()), self._list)
-
-    def _list(self, response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
-        return json_response({"models": [self._card(model) for model in response.answer if _is_text_model(model)]})
+        return self._list(lambda loaded: {})
 
     def running(self, http: HttpRequest) -> EndpointResult:
+        return self._list(_residence)
+
+    def _list(self, more: Callable[[LoadedModel], dict[str, Any]]) -> EndpointResult:
+        """List the text models that are loaded, with further fields."""
+
         def describe(listed: Response[tuple[LoadedModel, ...]]) -> EndpointResult:
             loaded = {each.name: each for each in listed.answer}
 
             def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
-                models = [model for model in response.answer if model.name in loaded and _is_text_model(model)]
-                return json_response({"models": [{**self._card(m), **_residence(loaded[m.name])} for m in models]})
+                found = [(m, loaded[m.name]) for m in response.answer if m.name in loaded and _is_text_model(m)]
+                return json_response({"models": [{**self._card(*each), **more(each[1])} for each in found]})
 
             return EngineCall(Request(DescribeModels()), reply)
 
         return PreliminaryCall(Request(ListLoaded()), describe)
 
-    def _card(self, model: ModelDescription) -> dict[str, Any]:
+    def _card(self, model: ModelDescription, loaded: LoadedModel) -> dict[str, Any]:
         return {
             "name": model.name + _LATEST,
             "model": model.name + _LATEST,
             "modified_at": self._started,
-            "size": 0,
+            "size": loaded.file_bytes,
             "digest": hashlib.sha256(model.name.encode()).hexdigest(),
             "details": _details(model),
             "capabilities": _capabilities(model),
@@ -224,20 +232,45 @@ class Ollama:
         return resolve_model(body, http, then)
 
     def _describe(self, model: ModelDescription) -> dict[str, Any]:
-        details = _details(model)
-        context = {f"{details['family']}.context_length": model.details.get("max_context")}
+        details, family, defaults = _details(model), _family(model), model.details.get("default_parameters") or {}
+        info = {
+            "general.architecture": family,
+            "general.parameter_count": model.details.get("parameters"),
+            f"{family}.context_length": model.details.get("max_context"),
+            f"{family}.vocab_size": model.details.get("vocabulary"),
+        }
         return {
             "modelfile": "",
-            "parameters": "",
-            "template": "",
+            "parameters": "\n".join(f"{name:<30} {value}" for name, value in defaults.items()),
+            "template": model.details.get(TEMPLATE_TEXT) or "",
             "details": details,
-            "model_info": {"general.architecture": details["family"], **context},
+            "model_info": {name: value for name, value in info.items() if value},
             "capabilities": _capabilities(model),
             "modified_at": self._started,
         }
 
     def version(self, http: HttpRequest) -> EndpointResult:
-        return EngineCall(Request(DescribeServer()), lambda found: json_response({"version": found.answer.version}))
+        def reply(response: Response[ServerDescription]) -> HttpResponse:
+            return json_response({"version": _OLLAMA, "dragoman": response.answer.version})
+
+        return EngineCall(Request(DescribeServer()), reply)
+
+    def pull(self, http: HttpRequest) -> EndpointResult:
+        """Succeed for a model that is served, as clients pull a model before they use it. Nothing is downloaded."""
+        body = self._body(http)
+        stream = parse_fields(body, PULL, self._policy).options.get("stream", True)
+
+        def then(name: str) -> EndpointResult:
+            def find(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+                if all(each.name != name for each in response.answer):
+                    served = f"model {format_value(name)} is not served here, and this server downloads no models"
+                    raise ModelNotFound(f"{served}: put its folder into the folder of the models")
+                kind = (("content-type", messages.LINES),) if stream else (JSON_TYPE,)
+                return HttpResponse(200, (b'{"status":"success"}\n',), kind)
+
+            return PreliminaryCall(Request(DescribeModels()), find)
+
+        return resolve_model(body, http, then)
 
     def _body(self, http: HttpRequest) -> dict[str, Any]:
         """Return the body; the tag `latest` of a model's name is removed."""
@@ -260,16 +293,31 @@ def _keep(call: EngineCall[Any, HttpResponse], idle_s: float | None) -> Endpoint
 
 
 def _details(model: ModelDescription) -> dict[str, Any]:
-    level = model.details.get("quantization")
-    family = str(model.details.get("model_type") or model.platform)
+    """Return what is known of the weights: their format and quantization in the files, unless they were changed."""
+    details, family = model.details, _family(model)
+    changed = details.get("quantization")
+    level = details.get("file_quantization") if changed in (None, "none") else changed
+    dtype = str(details.get("dtype") or "")
     return {
         "parent_model": "",
-        "format": "safetensors",
+        "format": str(details.get("file_format") or ""),
         "family": family,
         "families": [family],
-        "parameter_size": "",
-        "quantization_level": str((level if level != "none" else None) or model.details.get("dtype") or ""),
+        "parameter_size": format_count(details.get("parameters") or 0),
+        "quantization_level": str(level or _DTYPES.get(dtype, dtype)),
     }
+
+
+def _family(model: ModelDescription) -> str:
+    return str(model.details.get("model_type") or model.platform)
+
+
+def format_count(count: int) -> str:
+    """Format a number of parameters as Ollama does: 8.0B, 134.52M."""
+    for unit, size, digits in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 0)):
+        if count >= size:
+            return f"{count / size:.{0 if count % size == 0 else digits}f}{unit}"
+    return str(count) if count else ""
 
 
 def _is_text_model(model: ModelDescription) -> bool:
@@ -283,7 +331,7 @@ def _residence(model: LoadedModel) -> dict[str, Any]:
 
 def _capabilities(model: ModelDescription) -> list[str]:
     names: tuple[tuple[type[ModelCall[Any]], tuple[str, ...]], ...] = (
-        (Generate, ("completion", "tools")),
+        (Generate, ("completion",) if model.details.get("chat_template") is False else ("completion", "tools")),
         (Embed, ("embedding",)),
     )
     vision = ["vision"] if model.details.get("vision") else []
@@ -299,6 +347,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("POST", "/api/embed", at.embed, role="infer", operation=messages.EMBED_OPERATION),
         Route("POST", "/api/embeddings", at.embeddings, role="infer", operation=messages.EMBEDDINGS),
         Route("POST", "/api/show", at.show, role="read", operation=messages.SHOW),
+        Route("POST", "/api/pull", at.pull, role="read", operation=messages.PULL),
         Route("GET", "/api/tags", at.tags, role="read", operation=messages.TAGS),
         Route("GET", "/api/ps", at.running, role="read", operation=messages.RUNNING),
         Route("GET", "/api/version", at.version, role="read", operation=messages.VERSION),

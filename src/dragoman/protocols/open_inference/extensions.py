@@ -9,6 +9,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.spec import COMPLETED_CONFIG, STATED_METADATA
 from dragoman.core.tensor import Parameters
+from dragoman.core.text import TEMPLATE_TEXT
 from dragoman.formats.shared_regions import RegionSlice, pop_slice, require_regions
 from dragoman.protocols.wire import EngineCall, Policy
 
@@ -66,7 +67,8 @@ def configuration(model: ModelDescription) -> Mapping[str, Any] | None:
 
 def public_details(model: ModelDescription) -> Mapping[str, Any]:
     """Return the details of a model that its metadata has, with the names of tensors of unknown datatype."""
-    details = {name: value for name, value in model.details.items() if name not in (COMPLETED_CONFIG, STATED_METADATA)}
+    hidden = (COMPLETED_CONFIG, STATED_METADATA, TEMPLATE_TEXT)
+    details = {name: value for name, value in model.details.items() if name not in hidden}
     for side, specs in (("inputs", model.signature.inputs), ("outputs", model.signature.outputs)):
         if untyped := [spec.name for spec in specs if spec.datatype is None]:
             details[f"untyped_{side}"] = untyped

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
-from dragoman.core.text import Sampling
+from dragoman.core.text import TEMPLATE_TEXT, Sampling
 from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
 from dragoman.generation.generation_config import end_tokens
 from dragoman.generation.input_processor import EngineLimits, InputProcessor
@@ -308,6 +308,8 @@ class OpenVinoTextModel(TextModel):
             "vocabulary": vocabulary.size,
             "end_tokens": sorted(ends),
             "chat_template": vocabulary.has_template,
+            TEMPLATE_TEXT: vocabulary.template_text,
+            "file_format": "openvino",
             "adapters": [],
         }
         # Without salts the cache would tell the owner of a request what others have sent.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
-from dragoman.core.text import Grammar, Sampling
+from dragoman.core.text import TEMPLATE_TEXT, Grammar, Sampling
 from dragoman.generation import folder as folders
 from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
 from dragoman.generation.generation_config import default_sampling, end_tokens
@@ -193,6 +193,8 @@ class VllmModel(TextModel):
             "end_tokens": sorted(ends),
             "default_parameters": defaults,
             "chat_template": vocabulary.has_template,
+            TEMPLATE_TEXT: vocabulary.template_text,
+            "file_format": "safetensors",
             "adapters": sorted(adapters),
         }
         return ExternalEngine(VllmTokens(engine, vocabulary, adapters), intake, ends, self.spec.max_queue, details)
