@@ -310,7 +310,7 @@ async def test_without_a_store() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "must be a data: URL"),
         ({"input": [{"role": "user", "content": 5}]}, "`input[0]`: `content` must be"),
         ({"input": [{"type": "reasoning", "summary": 5}]}, "`input[0]`: `summary` must be"),
-        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "a"}]}, "earlier function_call"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "a"}]}, "earlier call"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, '"web_search" are not supported'),
         ({"input": "a", "tools": [{"type": "function", "function": {"name": "a"}}]}, "`tools[0]` must be"),
         ({"input": "a", "tools": 5}, "`tools` must be a list"),

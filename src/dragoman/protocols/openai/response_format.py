@@ -25,6 +25,10 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
+def _describe_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {**tool} if tool.get("type") == "custom" else {"parameters": None, "strict": None, **tool}
+
+
 class OutputItems:
     """The output items of one response. Methods return the events of a stream."""
 
@@ -38,20 +42,25 @@ class OutputItems:
         self._call = -1
 
     def add(self, part: str | Reasoning | ToolCallDelta) -> Iterator[_Event]:
+        item: dict[str, Any]
         match part:
             case ToolCallDelta():
                 if part.opens:
                     yield from self.close()
                     self._call = part.index
-                    call = {"call_id": f"call_{part.opens.id}", "name": part.opens.name, "arguments": ""}
-                    yield self._begin({"id": new_id("fc"), "type": "function_call", **call})
-                yield from self._delta("response.function_call_arguments.delta", part.arguments)
+                    call = {"call_id": f"call_{part.opens.id}", "name": part.opens.name}
+                    if part.opens.is_custom:
+                        item = {"id": new_id("ctc"), "type": "custom_tool_call", **call, "input": ""}
+                    else:
+                        item = {"id": new_id("fc"), "type": "function_call", **call, "arguments": ""}
+                    yield self._begin(item)
+                name = "custom_tool_call_input" if part.is_custom else "function_call_arguments"
+                yield from self._delta(f"response.{name}.delta", part.arguments)
             case Reasoning():
                 if self._shows_reasoning:
                     if self._open != "reasoning":
                         yield from self.close()
-                        item: dict[str, Any] = {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": []}
-                        yield self._begin(item)
+                        yield self._begin({"id": new_id("rs"), "type": "reasoning", "summary": [], "content": []})
                         yield self._part_event("added", {"type": "reasoning_text", "text": ""})
                     yield from self._delta("response.reasoning_text.delta", part.text, content_index=0)
             case str():
@@ -73,6 +82,9 @@ class OutputItems:
         if kind == "function_call":
             item["arguments"] = text
             yield self._event("response.function_call_arguments.done", name=item["name"], arguments=text)
+        elif kind == "custom_tool_call":
+            item["input"] = text
+            yield self._event("response.custom_tool_call_input.done", input=text)
         elif kind == "reasoning":
             part = {"type": "reasoning_text", "text": text}
             yield self._event("response.reasoning_text.done", content_index=0, text=text)
@@ -160,7 +172,7 @@ class ResponseFormatter:
             "temperature": sampling.get("temperature", 1.0),
             "text": {"format": {"type": "text"}, **get_object(options, "text")},
             "tool_choice": options.get("tool_choice", "auto"),
-            "tools": [{"parameters": None, "strict": None, **tool} for tool in options.get("tools") or ()],
+            "tools": [_describe_tool(tool) for tool in options.get("tools") or ()],
             "top_logprobs": sampling.get("top_logprobs", 0),
             "top_p": sampling.get("top_p", 1.0),
             "truncation": options.get("truncation", "disabled"),

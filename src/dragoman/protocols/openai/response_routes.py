@@ -39,7 +39,14 @@ from dragoman.protocols.wire import (
 
 _OFF = "this server stores no responses (setting max_stored_responses)"
 _PAGE, _MAX_PER_PAGE = 20, 100
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 
 
 class Responses:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import orjson
+
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import (
     InvalidValueError,
@@ -34,7 +36,7 @@ from dragoman.protocols.text_common.parameters import (
     sets,
     unsupported,
 )
-from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES, tool_fields_without_effect
+from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES, custom_arguments, tool_fields_without_effect
 from dragoman.protocols.wire import Policy
 
 _CALL_ID = "call_"  # removed from ids for chat templates: those of Mistral accept only short ids
@@ -194,13 +196,17 @@ class _Conversation:
         """Add an item; `where` names it in errors."""
         match item:
             case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
-                self._calls.add(call_id)
-                call = {"name": name, "arguments": arguments}
-                calls = self._assistant().setdefault("tool_calls", [])
-                calls.append({"id": call_id.removeprefix(_CALL_ID), "type": "function", "function": call})
-            case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
+                self._add_call(call_id, {"name": name, "arguments": arguments})
+            case {"type": "custom_tool_call", "call_id": str(call_id), "name": str(name), "input": str(value)}:
+                arguments = orjson.dumps(custom_arguments(value)).decode()
+                self._add_call(call_id, {"name": name, "arguments": arguments})
+            case {
+                "type": "function_call_output" | "custom_tool_call_output",
+                "call_id": str(call_id),
+                "output": output,
+            }:
                 if call_id not in self._calls:
-                    expected = "the `call_id` of an earlier function_call"
+                    expected = "the `call_id` of an earlier call"
                     raise InvalidInput(f"{where}: `call_id` must be {expected}; got {format_value(call_id)}")
                 content = _text_of(output, where, "output")
                 self.messages.append(
@@ -217,6 +223,11 @@ class _Conversation:
             case _:
                 raise InvalidInput(f"{where}: {_expected_item(item)}")
 
+    def _add_call(self, call_id: str, function: Mapping[str, Any]) -> None:
+        self._calls.add(call_id)
+        calls = self._assistant().setdefault("tool_calls", [])
+        calls.append({"id": call_id.removeprefix(_CALL_ID), "type": "function", "function": function})
+
     def _assistant(self) -> dict[str, Any]:
         """Return the message of the assistant's current turn."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
@@ -232,7 +243,8 @@ class _Conversation:
 
 
 def _expected_item(item: Mapping[str, Any]) -> str:
-    expected = "a message with `role` and `content`, function_call, function_call_output, reasoning or item_reference"
+    calls = "function_call, function_call_output, custom_tool_call, custom_tool_call_output"
+    expected = f"a message with `role` and `content`, {calls}, reasoning or item_reference"
     return f"expected {expected}; got {format_value(item)}"
 
 
@@ -292,7 +304,9 @@ def _tool(tool: Any, at: int) -> dict[str, Any]:
     match tool:
         case {"type": "function", "name": str(name), **rest} if _is_function(name, rest.get("parameters")):
             return {"type": "function", "function": {n: v for n, v in tool.items() if n != "type" and v is not None}}
-        case {"type": str(kind)} if kind != "function":
+        case {"type": "custom", "name": str(name)} if _is_function(name, None):
+            return {"type": "custom", "custom": {n: v for n, v in tool.items() if n != "type" and v is not None}}
+        case {"type": str(kind)} if kind not in ("function", "custom"):
             raise InvalidInput(
                 f"`tools[{at}]`: tools of type {format_value(kind)} are not supported: the server has nothing that "
                 "runs them; expected functions"
@@ -307,7 +321,7 @@ def _is_function(name: str, parameters: Any) -> bool:
 
 def _tool_choice(choice: Any) -> Any:
     match choice:
-        case {"type": "function", "name": str(name)}:
+        case {"type": "function" | "custom", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
         case {"type": "allowed_tools", "mode": mode, "tools": [*tools]}:
             allowed = {"mode": mode, "tools": [_tool_choice(tool) for tool in tools]}

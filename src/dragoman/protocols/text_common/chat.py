@@ -36,7 +36,7 @@ from dragoman.protocols.text_common.parameters import (
     sets,
     unsupported,
 )
-from dragoman.protocols.text_common.tools import Tools, message_or_calls, parse_tools
+from dragoman.protocols.text_common.tools import Tools, custom_arguments, message_or_calls, parse_tools
 from dragoman.protocols.wire import EndpointResult, EngineCall, HttpRequest, HttpStream, Policy
 
 _MAX_EFFORT_CHARACTERS = 32
@@ -298,6 +298,9 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
                 return dict(call)
         case {"function": {"name": str(_)}}:
             return dict(call)
+        case {"custom": {"name": str(name), "input": str(text)}}:
+            function = {"name": name, "arguments": custom_arguments(text)}
+            return {**{n: v for n, v in call.items() if n != "custom"}, "type": "function", "function": function}
     raise InvalidInput(
         f"{where}: `tool_calls` must have a `function` with `name` and `arguments`; got {format_value(call)}"
     )

@@ -11,6 +11,7 @@ from dragoman.protocols.text_common.tool_formats import FORMATS
 from dragoman.protocols.text_common.tool_parser import JsonEndFinder, ToolCallParser
 from dragoman.protocols.text_common.tools import (
     ChatChunk,
+    CustomInputs,
     Reasoning,
     ToolCall,
     ToolCallDelta,
@@ -123,6 +124,7 @@ class CompletionParser:
         head = harmony_head(prompt) if splits_reasoning else None
         self._harmony = None if head is None else HarmonyParser(tools, head)
         self._splits_reasoning = splits_reasoning
+        self._custom = CustomInputs(tools.custom) if tools.custom else None
 
     @property
     def reasoning_tokens(self) -> int:
@@ -130,6 +132,10 @@ class CompletionParser:
 
     def feed(self, text: Text, *, is_whole: bool = False) -> ChatChunk:
         """Parse a chunk of the completion, or all of it."""
+        chunk = self._feed(text, is_whole=is_whole)
+        return chunk if self._custom is None else ChatChunk(self._custom.convert(chunk.parts, last=bool(text.finish)))
+
+    def _feed(self, text: Text, *, is_whole: bool) -> ChatChunk:
         new, last, cut = text.whole if is_whole else text.text, bool(text.finish), text.finish == "length"
         if self._harmony is not None:
             return self._harmony.feed(new, last=last)

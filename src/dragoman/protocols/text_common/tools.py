@@ -3,7 +3,7 @@
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,18 +13,23 @@ from dragoman.core.text import Grammar
 from dragoman.core.text_limits import MAX_TOOLS
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
+CUSTOM_INPUT = "input"  # the argument of functions that stand for custom tools
+_INPUT_START = re.compile(rf'\s*{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 TOOL_NAMES = "with a name of 1 to 128 letters, digits, _ . or -"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call by the model; `arguments` is JSON text."""
+    """A call by the model; `arguments` is JSON text, or of a custom tool any text."""
 
     name: str
     arguments: str
     id: str
+    is_custom: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        if self.is_custom:
+            return {"id": self.id, "type": "custom", "custom": {"name": self.name, "input": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -33,13 +38,15 @@ class ToolCall:
 class Tools:
     """The tools that a chat offers, as templates take them, and which the model must call: any, or one.
 
-    `single`: only the first of several calls is returned.
+    `single`: only the first of several calls is returned. `custom`: names of tools whose input is a text. Models are
+    offered functions with that text as their only argument.
     """
 
     offered: tuple[dict[str, Any], ...] = ()
     required: bool = False
     only: str = ""
     single: bool = False
+    custom: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
@@ -138,14 +145,66 @@ class ToolCallDelta:
     index: int
     arguments: str
     opens: ToolCall | None = None
+    is_custom: bool = False
 
     def to_json(self) -> list[dict[str, Any]]:
         """Format as OpenAI does: the name of a call first, with empty arguments, then the arguments."""
         opened = [{"index": self.index, **replace(self.opens, arguments="").to_json()}] if self.opens else []
-        return [
-            *opened,
-            *([{"index": self.index, "function": {"arguments": self.arguments}}] if self.arguments else []),
-        ]
+        more = {"custom": {"input": self.arguments}} if self.is_custom else {"function": {"arguments": self.arguments}}
+        return [*opened, *([{"index": self.index, **more}] if self.arguments else [])]
+
+
+class CustomInputs:
+    """Turns the arguments of calls of custom tools into their text, once they are complete."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._arguments: dict[int, str] = {}  # of open calls by index
+
+    def convert(
+        self, parts: "Sequence[str | Reasoning | ToolCallDelta]", *, last: bool
+    ) -> "list[str | Reasoning | ToolCallDelta]":
+        converted: list[str | Reasoning | ToolCallDelta] = []
+        for part in parts:
+            if not isinstance(part, ToolCallDelta):
+                converted.append(part)
+                continue
+            if part.opens:
+                converted += self._close()
+            if part.opens and part.opens.name in self._names:
+                self._arguments[part.index] = ""
+                converted.append(ToolCallDelta(part.index, "", replace(part.opens, is_custom=True), is_custom=True))
+            if part.index in self._arguments:
+                self._arguments[part.index] += part.arguments
+            else:
+                converted.append(part)
+        return [*converted, *self._close()] if last else converted
+
+    def _close(self) -> list[ToolCallDelta]:
+        closed = [ToolCallDelta(i, _input(text), is_custom=True) for i, text in self._arguments.items()]
+        self._arguments.clear()
+        return closed
+
+
+def _input(arguments: str) -> str:
+    """Return the input of a custom tool from its arguments, which may be truncated; other text is the input itself."""
+    start = _INPUT_START.match(arguments)
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        if start is None:
+            return arguments
+        ends = (arguments[start.end() :].rstrip("\\")[: -n or None] for n in range(6))  # without a part of an escape
+        return next((text for each in ends if (text := _unescape(each)) is not None), arguments)
+    text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else value
+    return text if isinstance(text, str) else arguments
+
+
+def _unescape(text: str) -> str | None:
+    try:
+        return str(json.loads(f'"{text}"'))
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +279,13 @@ def parse_tools(value: Any, choice: Any) -> Tools:
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidInput(f"`tools` must be a list of at most {MAX_TOOLS} functions; got {format_value(value)}")
     offered = tuple(_tool(tool, i) for i, tool in enumerate(value))
+    custom = frozenset(each["custom"]["name"] for each in value if "custom" in each)
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:
             offered, choice = _select_allowed(offered, allowed), mode
     if choice == "none":
         return Tools()
-    tools = Tools(offered, required=choice == "required", only=_function_name(choice))
+    tools = Tools(offered, required=choice == "required", only=_function_name(choice), custom=custom)
     if tools.only and tools.only not in tools.names:
         raise InvalidInput(f"`tool_choice` must name one of `tools`; got {format_value(tools.only)}")
     return tools
@@ -245,15 +305,35 @@ def _tool(tool: Any, at: int) -> dict[str, Any]:
         case {"type": "function", "function": {"name": str(name)} as function} if TOOL_NAME.fullmatch(name):
             if isinstance(function.get("parameters"), dict | None):
                 return dict(tool)
+        case {"type": "custom", "custom": {"name": str(name)} as custom} if TOOL_NAME.fullmatch(name):
+            return _function_of(custom, f"`tools[{at}]`")
     expected = '{"type": "function", "function": {"name": ..., "parameters": {a JSON schema}}}'
     raise InvalidInput(f"`tools[{at}]` must be {expected}, {TOOL_NAMES}; got {format_value(tool)}")
+
+
+def _function_of(custom: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a custom tool as a function with its input as the only argument. Raises InvalidInput for a grammar."""
+    if (custom.get("format") or {"type": "text"}) != {"type": "text"}:
+        raise InvalidInput(
+            f'{where}: `format` of a custom tool must be {{"type": "text"}}: its input cannot follow a grammar; a '
+            f"function can follow a JSON schema; got {format_value(custom['format'])}"
+        )
+    described = {"description": custom["description"]} if custom.get("description") is not None else {}
+    properties = {CUSTOM_INPUT: {"type": "string"}}
+    schema = {"type": "object", "properties": properties, "required": [CUSTOM_INPUT], "additionalProperties": False}
+    return {"type": "function", "function": {"name": custom["name"], **described, "parameters": schema}}
+
+
+def custom_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments with which a call of a custom tool is shown to the model."""
+    return {CUSTOM_INPUT: text}
 
 
 def _function_name(choice: Any) -> str:
     match choice:
         case None | "auto" | "required":
             return ""
-        case {"function": {"name": str(name)}} | str(name):  # TGI: a name alone
+        case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}} | str(name):  # TGI: a name alone
             return name
     raise InvalidInput(
         '`tool_choice` must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}; '
