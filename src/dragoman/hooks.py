@@ -34,7 +34,10 @@ def own_entries(group: str) -> Mapping[str, EntryPoint]:
 @cache
 def _is_installed(package: str) -> bool:
     """Return whether a package of this distribution is there. One that is missing is logged once."""
-    found = importlib.util.find_spec(package) is not None
+    try:
+        found = importlib.util.find_spec(package) is not None
+    except ImportError:
+        found = False
     if not found:
         log.warning("the feature '%s' is not installed: what it adds is not available", package)
     return found

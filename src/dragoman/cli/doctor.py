@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from dragoman.compat.fields import Remark
-from dragoman.compat.survey import survey, survey_script
+from dragoman import hooks
 from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.remarks import PICKLE_NOTE, Remark
 from dragoman.core.runtime import lazy_function
 from dragoman.engine_setup import load_errors
 from dragoman.settings import from_environment
@@ -33,6 +33,7 @@ Exit status: 1 if something is missing or rejected, otherwise 0.
 _SERVE = "dragoman serve"
 # Seconds that a model may take to load and to answer its requests.
 _TIMEOUT_S = 600.0
+_PICKLED = (".joblib", ".pkl", ".pickle")
 _TRY_MODEL = lazy_function("dragoman.cli.trial:try_model")
 
 
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidInput(f"'{arguments.folder}' is not a folder")
     requests = _parse_requests(arguments.request)
     logging.getLogger("dragoman").addHandler(logging.NullHandler())  # the remarks say the same
-    survey_result = survey_script(folder) if is_script else survey(folder)
+    survey_result = _survey(folder)
     names: list[str] = []
     remarks = [*survey_result, *_load_errors(folder, survey_result, names)]
     if unknown := sorted(requests.keys() - names):
@@ -80,6 +81,19 @@ def run(arguments: argparse.Namespace) -> int:
     bad = [r for r in remarks if r.effect in ("missing", "rejected")]
     print(json.dumps([asdict(r) for r in remarks], indent=2) if arguments.json else _text(remarks, len(bad)))
     return 1 if bad else 0
+
+
+def _survey(path: Path) -> list[Remark]:
+    """Return the remarks of all features on the files of a folder or on a script, by file."""
+    remarks = [remark for survey in hooks.all_of("surveys").values() for remark in survey(path)]
+    if path.is_dir() and not remarks:
+        remarks = [
+            Remark(".", "models", "same", "no settings of another server; models are recognized from their files")
+        ]
+        pickled = sorted(file for file in path.rglob("*") if file.suffix in _PICKLED)
+        remarks += [Remark(str(file.relative_to(path)), "file", "different", PICKLE_NOTE) for file in pickled]
+    locations = {remark.location: place for place, remark in reversed([*enumerate(remarks)])}
+    return sorted(remarks, key=lambda remark: locations[remark.location])
 
 
 def _parse_requests(given: Sequence[str]) -> dict[str, list[str]]:

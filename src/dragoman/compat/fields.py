@@ -5,15 +5,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dragoman.core.errors import InvalidInput
+from dragoman.core.remarks import Effect, Remark
 
 log = logging.getLogger("dragoman.compat")
-
-# same: as in MLServer. different: supported, with a difference. unused: ignored, and not needed. missing: ignored, not
-# supported. rejected: the server does not start. untried: no error was found, but the model was not loaded.
-Effect = Literal["same", "different", "unused", "missing", "rejected", "untried"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +21,6 @@ class Field:
     note: str = ""
     setting: str = ""
     default: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """Support of one field or import: the file, its name, the effect, and a note with the alternative."""
-
-    location: str
-    subject: str
-    effect: Effect
-    note: str
 
 
 _METRICS = "metrics are exported on the HTTP port; listen on further addresses with --http-also"

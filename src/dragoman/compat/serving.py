@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dragoman.compat.fields import Field, Remark, remarks_on, report
+from dragoman.compat.fields import Field, remarks_on, report
 from dragoman.core.errors import InvalidInput
+from dragoman.core.remarks import Remark
 
 FILE = "serving.properties"
 _OPTION = "OPTION_"

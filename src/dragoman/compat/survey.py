@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.compat import serving
-from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, Remark, remarks_on
+from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, remarks_on
 from dragoman.compat.files import (
     MERGED_MODULES,
     MODEL_PREFIX,
@@ -23,9 +23,9 @@ from dragoman.compat.files import (
     with_environment,
 )
 from dragoman.core.errors import InvalidInput
+from dragoman.core.remarks import PICKLE_NOTE, Remark
 
 _PICKLED = (".joblib", ".pkl", ".pickle")
-_PICKLE = "pickle files can run code when loaded: start with --allow-pickle if you trust them"
 _HANDLER = "health checks take precedence over its path; invalid arguments are a 400 instead of a 422"
 _METRIC = "exported at /metrics on the HTTP port if the package prometheus-client is installed"
 _HEADERS = (
@@ -35,34 +35,25 @@ _HEADERS = (
 _MODULE = Path(__file__).parent / "mlserver"
 
 
-def survey(folder: Path) -> list[Remark]:
-    """Return all remarks on a folder: on the environment, its settings, its models and their code."""
-    described = sorted(folder.rglob("model-settings.json"))
-    remarks = [*_environment(folder), *_server(folder, is_mlserver=bool(described))]
-    for path in described:
-        remarks += _model(path, folder)
-    properties = sorted(folder.rglob(serving.FILE))
-    for path in properties:
-        location = str(path.relative_to(folder))
+def survey(path: Path) -> list[Remark]:
+    """Return all remarks on a folder: on the environment, its settings, its models and their code; or on a script."""
+    if path.is_file():
+        return list(_code(path, path.name))
+    described = sorted(path.rglob("model-settings.json"))
+    remarks = [*_environment(path), *_server(path, is_mlserver=bool(described))]
+    for file in described:
+        remarks += _model(file, path)
+    for file in sorted(path.rglob(serving.FILE)):
+        location = str(file.relative_to(path))
         try:
-            remarks += serving.property_remarks(path, location)
+            remarks += serving.property_remarks(file, location)
         except InvalidInput as error:
             remarks.append(Remark(location, "properties", "rejected", error.message))
-    configured = sorted(folder.rglob("config.pbtxt"))
-    for path in configured:
-        remarks += _triton(path, str(path.relative_to(folder)))
-    for path in sorted(folder.rglob("*.py")):
-        remarks += _code(path, str(path.relative_to(folder)))
-    if not described and not properties and not configured:
-        remarks.append(Remark(".", "models", "same", "no model-settings.json; models are recognized from their files"))
-        pickled = sorted(path for path in folder.rglob("*") if path.suffix in _PICKLED)
-        remarks += [Remark(str(path.relative_to(folder)), "file", "different", _PICKLE) for path in pickled]
+    for file in sorted(path.rglob("config.pbtxt")):
+        remarks += _triton(file, str(file.relative_to(path)))
+    for file in sorted(path.rglob("*.py")):
+        remarks += _code(file, str(file.relative_to(path)))
     return remarks
-
-
-def survey_script(path: Path) -> list[Remark]:
-    """Return the remarks on the code of a Python file."""
-    return list(_code(path, path.name))
 
 
 def _triton(path: Path, location: str) -> Iterator[Remark]:
@@ -110,7 +101,7 @@ def _model(path: Path, root: Path) -> Iterator[Remark]:
     uri = path.parent / str(merged["parameters"].get("uri") or "")
     files = [uri] if uri.is_file() else list(path.parent.glob("model.*"))
     if any(f.suffix in _PICKLED for f in files) and (known_implementation(named) is not None or not named):
-        yield Remark(location, "parameters.uri", "different", _PICKLE)
+        yield Remark(location, "parameters.uri", "different", PICKLE_NOTE)
 
 
 def _implementation(named: str, location: str, folder: Path) -> Iterator[Remark]:
@@ -144,10 +135,6 @@ def _code(path: Path, location: str) -> Iterator[Remark]:
     except (OSError, SyntaxError, ValueError) as error:
         yield Remark(location, "code", "missing", f"cannot be parsed: {error}")
         return
-    if any(module.partition(".")[0].startswith("kserve") for module, _ in _imports(tree)):
-        from dragoman.compat.kserve.survey import remarks  # imports protobuf
-
-        yield from remarks(tree, location)
     for module, names in _imports(tree):
         top = module.partition(".")[0]
         if top.startswith("mlserver_") and top not in RUNTIME_PACKAGES:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman.compat.fields import Effect, Remark
 from dragoman.compat.triton.backends import CONFIG_FILE, ENSEMBLE, PYTHON, Backend, find_backend, unsupported_reason
 from dragoman.compat.triton.checks import check_config
 from dragoman.core.errors import InvalidInput
+from dragoman.core.remarks import Effect, Remark
 from dragoman.formats.model_config import ConfigFile, config_json, parse_config
 
 log = logging.getLogger("dragoman.compat")

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from dragoman.compat import kserve as ours
-from dragoman.compat.kserve.tensor_data import BINARY_SIZE, elements, plain_parameters
-from dragoman.compat.mlserver.types.data import output_tensor
 from dragoman.core.calls import Handle, Handled, Infer, Inference, Request
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import (
@@ -28,10 +25,10 @@ from dragoman.core.errors import (
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
-from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.core.tensor import Tensor
 from dragoman.formats.json_document import parse_json
 from dragoman.formats.policy import Policy
-from dragoman.runtimes.kserve.cloud_events import (
+from dragoman_kserve.cloud_events import (
     JSON_TYPE,
     STRUCTURED_TYPE,
     CloudEvent,
@@ -40,7 +37,8 @@ from dragoman.runtimes.kserve.cloud_events import (
     event_response,
     structured_event,
 )
-from dragoman.runtimes.kserve.script import ScriptResult, run_script
+from dragoman_kserve.script import ScriptResult, run_script
+from dragoman_kserve.tensors import elements, output_tensor, plain_parameters
 
 _POLICY = Policy()
 # Headers of a response that the server sets.
@@ -178,7 +176,7 @@ class KServeModel(Model):
         return result, {name: value for name, value in headers.items() if not _OWN_HEADERS.fullmatch(name)}
 
     def _to_payload(self, request: Request[Inference]) -> Any:
-        """Return the request as an InferRequest, ours or the installed package's."""
+        """Return the request as an InferRequest."""
         call = request.call
         assert isinstance(call, Infer)
         inputs = [self._to_input(name, tensor) for name, tensor in call.inputs.items()]
@@ -195,8 +193,6 @@ class KServeModel(Model):
         return payload
 
     def _to_input(self, name: str, tensor: Tensor) -> Any:
-        if self._infer_type is ours.infer_type:
-            return ours.InferInput.from_tensor(name, tensor)
         data, parameters = elements(tensor), dict(tensor.parameters)
         return self._infer_type.InferInput(name, list(tensor.shape), tensor.datatype.name, data, parameters)
 
@@ -236,9 +232,9 @@ def dragoman_error(error: Exception) -> Exception:
     if isinstance(error, DragomanError):
         return error
     errors = importlib.import_module("kserve.errors")
-    for name, ours_ in _ERRORS.items():
+    for name, kind in _ERRORS.items():
         if isinstance(error, getattr(errors, name)):
-            return ours_(str(error))
+            return kind(str(error))
     return error
 
 
@@ -315,7 +311,7 @@ def to_inference(response: Any) -> Inference:
             raise InvalidOutput(f"output '{name}': expected unique names, got it twice")
         tensors[name] = tensor
     parameters = response.get("parameters") if isinstance(response, Mapping) else response.parameters
-    return Inference(tensors, _parameters(parameters))
+    return Inference(tensors, plain_parameters(parameters))
 
 
 def _to_tensor(output: Any) -> tuple[str, Tensor]:
@@ -323,17 +319,12 @@ def _to_tensor(output: Any) -> tuple[str, Tensor]:
     if isinstance(output, Mapping):
         name, kind, shape = output["name"], output["datatype"], output["shape"]
         data = output["data"] if "data" in output else next(iter(output["contents"].values()))
-        parameters = _parameters(output.get("parameters"))
+        parameters = plain_parameters(output.get("parameters"))
     else:
         name, kind, shape = output.name, output.datatype, output.shape
-        data, parameters = output.data, _parameters(output.parameters)
+        data, parameters = output.data, plain_parameters(output.parameters)
         if data is None or (isinstance(data, list) and not data):
             data = output.as_numpy()  # of raw data
     if isinstance(data, np.ndarray) and data.dtype.kind in "US":
         data = data.astype(object)
     return name, output_tensor(f"output '{name}'", data, kind, list(shape), parameters)
-
-
-def _parameters(parameters: Any) -> Parameters:
-    """Return the parameters of a response or output, without those that describe its encoding."""
-    return {k: v for k, v in plain_parameters(parameters).items() if v is not None and k != BINARY_SIZE} or NONE

@@ -10,23 +10,18 @@ import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
+from httpx import HTTPStatusError
+from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest
+from kserve.errors import UnsupportedProtocol
+from kserve.inference_client import RESTConfig
 
 import dragoman
 from dragoman.cli.serve import expand
-from dragoman.compat.kserve import (
-    InferenceGRPCClient,
-    InferenceRESTClient,
-    InferInput,
-    InferRequest,
-    RESTConfig,
-)
-from dragoman.compat.kserve.errors import InferenceError, UnsupportedProtocol
 from dragoman.core.errors import InvalidInput, ModelFailed, NotReady, NotSupported
 from dragoman.core.runtime import Runtime
 from dragoman.plugins import built_in_runtimes
-from dragoman.runtimes.kserve.model import dragoman_error
-from dragoman.runtimes.module_alias import AliasFinder
 from dragoman.runtimes.recognise import recognise
+from dragoman_kserve.model import dragoman_error
 from e2e.server_process import running_server
 from rest.rest_server import RestServer, read_chunks, read_headers, request
 
@@ -51,7 +46,11 @@ async def server() -> AsyncIterator[RestServer]:
         yield each
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # KServe's client passes the file of REQUESTS_CA_BUNDLE, if it is set, in a way that httpx deprecates.
+    pytest.mark.filterwarnings("ignore:.verify=<str>:DeprecationWarning"),
+]
 
 
 async def post(server: RestServer, path: str, body: Any, headers: Mapping[str, str] = JSON) -> Any:
@@ -248,7 +247,8 @@ async def test_every_datatype_through_a_model_and_the_clients(server: RestServer
         async with InferenceRESTClient(RESTConfig(protocol="v2")) as rest:
             response = await rest.infer(f"http://127.0.0.1:{server.port}", request, "first")
     assert response.id == "9"
-    assert response.parameters["n"] == len(arrays)
+    count = response.parameters["n"]
+    assert (count.int64_param if protocol == "grpc" else count) == len(arrays)
     for output in response.outputs:
         found = [each.decode() if isinstance(each, bytes) else each for each in output.as_numpy().ravel().tolist()]
         assert (output.datatype, found) == (output.name, arrays[output.name].ravel().tolist())
@@ -278,9 +278,9 @@ async def test_health_for_the_clients(server: RestServer) -> None:
     async with InferenceRESTClient() as client:
         assert await client.is_server_live(url)
         assert await client.explain(url, "model", {"instances": ROWS}) == {"explanations": ["application/json"] * 2}
-        with pytest.raises(InferenceError, match=r"is not found, '404' for url") as error:
+        with pytest.raises(HTTPStatusError, match=r"is not found, '404 Not Found' for url") as error:
             await client.infer(url, {"instances": ROWS}, "missing")
-        assert error.value.status_code == 404
+        assert error.value.response.status_code == 404
     async with InferenceGRPCClient(f"127.0.0.1:{server.dragoman.grpc_port}") as grpc:
         assert await grpc.is_server_live()
         assert await grpc.is_server_ready()
@@ -310,10 +310,10 @@ async def test_errors_of_a_predictor(server: RestServer) -> None:
     async for transformer in _serving("halves.py", script_arguments=f"--predictor_host 127.0.0.1:{server.port}"):
         for kind, status in (("invalid", 400), ("not ready", 503), ("not implemented", 501), ("value", 500)):
             response = await post(transformer, "/v1/models/model:predict", {"fail": kind})
-            assert (response.status, f"'{status}' for url" in response.error) == (status, True)
+            assert (response.status, f"'{status} " in response.error) == (status, True)
     async for transformer in _serving("halves.py", script_arguments="--predictor_host 127.0.0.1:9"):
         response = await post(transformer, "/v1/models/model:predict", {"fail": "value"})
-        assert (response.status, "127.0.0.1:9" in response.error) == (500, True)
+        assert (response.status, response.error) == (500, "All connection attempts failed")
     async for transformer in _serving("halves.py"):
         response = await post(transformer, "/v1/models/model:predict", {"fail": "value"})
         assert (response.status, response.error) == (501, "Could not find predictor_host.")
@@ -464,11 +464,6 @@ async def test_scripts_that_load_at_the_same_time(tmp_path: Path) -> None:
         assert [(model.state, model.reason) for model in server.engine.deployments()] == [("READY", "")] * 2
     assert (sys.modules["__main__"], sys.argv) == (main, arguments)
     assert str(tmp_path) not in sys.path
-
-
-async def test_an_installed_package_takes_precedence() -> None:
-    finder = AliasFinder({"pandas": "dragoman", "not_installed": "dragoman"})
-    assert [finder.find_spec(name) is None for name in ("pandas", "not_installed", "not_installed.x")] == [1, 0, 1]
 
 
 async def test_a_script_in_a_worker_process(tmp_path: Path) -> None:

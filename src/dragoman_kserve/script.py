@@ -1,4 +1,4 @@
-"""Run scripts of KServe's custom models, with the package kserve or with our modules under its name."""
+"""Run scripts of KServe's custom models with the package kserve."""
 
 import asyncio
 import importlib
@@ -13,19 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dragoman.compat.kserve.survey import MODULES, PACKAGE
 from dragoman.core.errors import ModelFailed
 from dragoman.core.spec import ModelSpec
-from dragoman.runtimes.module_alias import install_aliases
 
 _NAME = "model_name"
 # A script changes `__main__` and the arguments of its process while it runs.
 _RUNNING = threading.Lock()
-
-
-def install() -> None:
-    """Let `import kserve` find our modules; an installed package takes precedence."""
-    install_aliases(MODULES)
 
 
 class _ServerStarted(BaseException):
@@ -45,16 +38,16 @@ def run_script(spec: ModelSpec) -> ScriptResult:
     """Run a script as `__main__` until it starts its server. Raises ModelFailed."""
     path = script_path(spec)
     result = ScriptResult()
-    install()
 
     def start(server: Any, models: Any) -> None:
         registered = server.registered_models.get_models().values()
         result.models = list({id(model): model for model in (*models, *registered)}.values())
-        result.predictor = importlib.import_module(f"{PACKAGE}.context").get_predictor_config()
+        result.predictor = importlib.import_module("kserve.context").get_predictor_config()
         raise _ServerStarted
 
     keeps = spec.placement in ("", "process")
-    with _RUNNING, _as_main(path, _arguments(spec), keeps=keeps) as module, _replaced_start(start):
+    arguments = _arguments(spec)
+    with _RUNNING, _as_main(path, arguments, keeps=keeps) as module, _replaced_start(start, arguments):
         try:
             _run(path, module)
         except _ServerStarted:
@@ -77,14 +70,18 @@ def _arguments(spec: ModelSpec) -> list[str]:
 
 
 @contextmanager
-def _replaced_start(start: Any) -> Iterator[None]:
-    """Replace the method `start` of the class of servers. The package parses the arguments when it is imported."""
-    server = importlib.import_module(PACKAGE).ModelServer
-    original, server.start = server.start, start
+def _replaced_start(start: Any, arguments: Sequence[str]) -> Iterator[None]:
+    """Replace the method `start` of the class of servers, and the arguments of the package's server.
+
+    The package parses those of the process when it is imported, which may have been for another script.
+    """
+    package: Any = importlib.import_module("kserve.model_server")
+    original, package.ModelServer.start = package.ModelServer.start, start
+    parsed, package.args = package.args, package.parser.parse_known_args(arguments)[0]
     try:
         yield
     finally:
-        server.start = original
+        package.ModelServer.start, package.args = original, parsed
 
 
 def script_path(spec: ModelSpec) -> Path:

@@ -9,8 +9,8 @@ _NAME = "model_name"
 
 def is_script(path: Path) -> bool:
     """Return whether a Python file imports kserve and has a class derived from its Model."""
-    tree = _parse(path)
-    if tree is None or not any(_imports_kserve(node) for node in ast.walk(tree)):
+    tree = parse(path)
+    if tree is None or not any(imports_kserve(node) for node in ast.walk(tree)):
         return False
     return bool(_model_classes(tree)) or any(_is_call(node, "ModelServer") for node in ast.walk(tree))
 
@@ -32,7 +32,7 @@ def model_names(file: str, attribute: str = "") -> dict[str, str]:
 
 def _names(path: Path) -> list[str]:
     """Return the names in the calls of the classes: the first argument, or the default of `--model_name`."""
-    tree = _parse(path)
+    tree = parse(path)
     if tree is None:
         return []
     classes = _model_classes(tree)
@@ -40,7 +40,8 @@ def _names(path: Path) -> list[str]:
     return list(dict.fromkeys(name for call in calls if (name := _first_argument(call, tree))))
 
 
-def _parse(path: Path) -> ast.Module | None:
+def parse(path: Path) -> ast.Module | None:
+    """Return the syntax tree of a file whose text contains the name kserve, else None."""
     try:
         text = path.read_bytes()
         return ast.parse(text) if _PACKAGE.encode() in text else None
@@ -48,7 +49,8 @@ def _parse(path: Path) -> ast.Module | None:
         return None
 
 
-def _imports_kserve(node: ast.AST) -> bool:
+def imports_kserve(node: ast.AST) -> bool:
+    """Return whether a statement imports kserve or a module of it."""
     if isinstance(node, ast.Import):
         return any(alias.name.partition(".")[0] == _PACKAGE for alias in node.names)
     return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == _PACKAGE
