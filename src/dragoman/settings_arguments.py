@@ -69,6 +69,7 @@ class SettingsArguments(TypedDict, total=False):
     response_cache_bytes: int
     share_caches: bool
     timeout_s: float
+    trial_s: float
     cancel_grace_s: float
     heartbeat_s: float
     max_crashes: int

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from dragoman.core.calls import Generate, Infer, SignatureFor
+from dragoman.core.calls import Generate, Infer, ModelDescription, SignatureFor
 from dragoman.core.options import split_list
 from dragoman.engine.deployment import Deployment
 from dragoman.protocols.openapi.model import request_example
@@ -38,29 +38,34 @@ def _kind(deployment: Deployment) -> str:
 
 def _command(server: Server, deployment: Deployment, kind: str) -> str:
     """Return a command that runs as pasted; "" if no protocol of the server has one."""
-    name, loaded, protocols = deployment.spec.name, deployment.loaded, split_list(server.settings.protocols)
+    model, protocols = server.engine.description(deployment), split_list(server.settings.protocols)
+    name, loaded = model.name, deployment.loaded
+    if model.answered_no_example:
+        return ""
     if kind == "text" and "openai" in protocols:
         if loaded.details.get("chat_template", True):
             message = {"role": "user", "content": "Hello"}
             return _curl(server, "/v1/chat/completions", {"model": name, "messages": [message]})
         return _curl(server, "/v1/completions", {"model": name, "prompt": "Hello", "max_tokens": 32})
     if kind == "simulator" and "umbridge" in protocols:
-        return _curl(server, "/Evaluate", {"name": name, "input": _point(deployment)})
+        return _curl(server, "/Evaluate", {"name": name, "input": _point(model)})
     if Infer not in loaded.calls:
         return ""
     if "oip_rest" not in protocols:
         return f"dragoman infer grpc://{server.grpc_url} {shlex.quote(name)} --example" if server.grpc_url else ""
-    body = request_example(loaded.signature)
+    body = request_example(model)
     if body is None:
         return f"dragoman infer {server.http_url} {shlex.quote(name)}"
     command = _curl(server, f"/v2/models/{name}/infer", body)
     return command if len(command) <= _MAX_BODY else f"dragoman infer {server.http_url} {shlex.quote(name)} --example"
 
 
-def _point(deployment: Deployment) -> list[list[float]]:
-    """Return the default point of a simulator, or zeros."""
-    sizes = [spec.shape[-1] if spec.shape and spec.shape[-1] > 0 else 1 for spec in deployment.loaded.signature.inputs]
-    point: list[Any] = [list(each) for each in deployment.loaded.details.get("point", [])]
+def _point(model: ModelDescription) -> list[list[float]]:
+    """Return the point at which a simulator was evaluated when it was loaded, else its default point, else zeros."""
+    if model.example is not None:
+        return [tensor.data.reshape(-1).tolist() for tensor in model.example.values()]
+    sizes = [spec.shape[-1] if spec.shape and spec.shape[-1] > 0 else 1 for spec in model.signature.inputs]
+    point: list[Any] = [list(each) for each in model.details.get("point", [])]
     return point if [len(each) for each in point] == sizes else [[0.0] * size for size in sizes]
 
 

@@ -26,7 +26,7 @@ examples:
   dragoman infer http://127.0.0.1:8080 iris X=5.1,3.5,1.4,0.2
   dragoman infer grpc://127.0.0.1:8081 iris --data flowers.csv --output label --json
   dragoman infer http://127.0.0.1:8080 iris              shows the inputs of the model
-  dragoman infer http://127.0.0.1:8080 iris --example    sends a request of the declared shape
+  dragoman infer http://127.0.0.1:8080 iris --example    sends an example that the model answers
 
 Exit status: 0 success, 1 if the model fails, 2 if the request is invalid or the server cannot be reached.
 """
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="NAME", help="name of the model")
     add("values", nargs="*", default=[], metavar="VALUE", help="NAME=VALUE of an input, or the value of the only one")
     add("--data", metavar="FILE", help="all inputs: a file, -, or JSON")
-    add("--example", action="store_true", help="send an example, made from the declared shapes")
+    add("--example", action="store_true", help="send an example that the model answers")
     add("--version", default="", metavar="V", help="version of the model")
     add("--output", action="append", metavar="NAME", help="an output to return (default: all); may be repeated")
     add("--parameters", default="{}", metavar="JSON", help="parameters of the request")
@@ -54,25 +54,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Send the request and print the outputs; return the exit status."""
-    from dragoman.cli.input_values import example_inputs, missing_inputs, parse_inputs, parse_json
+    from dragoman.cli.input_values import examples, missing_inputs, parse_inputs, parse_json
 
     parameters = parse_json(arguments.parameters, dict, "--parameters")
-    with ServerConnection.of(arguments, arguments.url).client() as client:
+    connection = ServerConnection.of(arguments, arguments.url)
+    with connection.client() as client:
         signature = client.metadata(arguments.model, arguments.version).signature
         if not arguments.values and arguments.data is None and not arguments.example:
             print("\n".join(_usage(arguments, signature)))
             return 2
         if arguments.example:
-            inputs: Any = example_inputs(signature)
-        else:
-            inputs = parse_inputs(arguments.values, arguments.data, signature)
-        options: Any = {"version": arguments.version, "outputs": arguments.output, "parameters": parameters}
+            return _try_examples(
+                client, arguments, examples(connection, arguments.model, arguments.version, signature), parameters
+            )
+        inputs = parse_inputs(arguments.values, arguments.data, signature)
         try:
-            if arguments.stream:
-                for result in client.stream(arguments.model, inputs, **options):
-                    _print(result, as_json=arguments.json)
-            else:
-                _print(client.infer(arguments.model, inputs, **options), as_json=arguments.json)
+            _infer(client, arguments, inputs, parameters)
         except InvalidInput as error:
             missing = missing_inputs(inputs, signature)
             raise InvalidInput(error.message + (f"; not given: {missing}" if missing else "")) from error
@@ -80,6 +77,34 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"dragoman: {printable(error.message)}", file=sys.stderr)
             return 1
     return 0
+
+
+def _infer(client: Any, arguments: argparse.Namespace, inputs: Any, parameters: Mapping[str, Any]) -> None:
+    """Send a request and print its outputs."""
+    options: Any = {"version": arguments.version, "outputs": arguments.output, "parameters": parameters}
+    if arguments.stream:
+        for result in client.stream(arguments.model, inputs, **options):
+            _print(result, as_json=arguments.json)
+    else:
+        _print(client.infer(arguments.model, inputs, **options), as_json=arguments.json)
+
+
+def _try_examples(
+    client: Any, arguments: argparse.Namespace, candidates: Iterator[Any], parameters: Mapping[str, Any]
+) -> int:
+    """Send examples until one is answered; return the exit status. Raises the first InvalidInput if none is."""
+    first: InvalidInput | ServerError | None = None
+    for inputs in candidates:
+        try:
+            _infer(client, arguments, inputs, parameters)
+        except (InvalidInput, ServerError) as error:
+            first = first or error
+        else:
+            return 0
+    if isinstance(first, InvalidInput):
+        raise first
+    print(f"dragoman: {printable(first.message if first else 'no example')}", file=sys.stderr)
+    return 1
 
 
 def _usage(arguments: argparse.Namespace, signature: Any) -> Iterator[str]:

@@ -5,21 +5,23 @@ import io
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
+from dragoman.cli.connection import ServerConnection
 from dragoman.cli.models import describe_tensor
-from dragoman.core.datatypes import BYTES
-from dragoman.core.errors import InvalidInput
+from dragoman.core.datatypes import BYTES, datatype
+from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.examples import MAX_ELEMENTS, example_inputs
 from dragoman.core.options import suggestion
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.formats.message import InferenceRequest
-from dragoman.protocols.openapi.model import request_example
 
 _SUFFIXES = (".npy", ".csv", ".json")
 
@@ -53,12 +55,48 @@ def parse_inputs(words: Sequence[str], data: str | None, signature: Signature) -
     return {name: _convert(value, specs.get(name, TensorSpec(name))) for name, value in values.items()}
 
 
-def example_inputs(signature: Signature) -> InferenceRequest:
-    """Return a request of the declared datatypes and shapes. Raises InvalidInput if they are not declared."""
-    example = request_example(signature)
-    if example is None:
-        raise InvalidInput("the model declares no datatypes and shapes from which an example could be made")
-    return InferenceRequest.from_dict(example)
+def examples(connection: ServerConnection, model: str, version: str, signature: Signature) -> Iterator[Any]:
+    """Yield inputs to try, for `Client.infer`: those that the server has tried itself, else some of declared sizes.
+
+    Raises InvalidInput if none can be made.
+    """
+    described = _read_example(connection, model, version)
+    if isinstance(described, InferenceRequest):
+        yield described
+        return
+    is_any = False
+    for inputs in example_inputs(signature if described is None else described):
+        is_any = True
+        yield inputs
+    if not is_any:
+        is_declared = all(spec.datatype is not None for spec in signature.inputs) and signature.inputs
+        expected = f"one of at most {MAX_ELEMENTS:,} elements can be made" if is_declared else "declared inputs"
+        raise InvalidInput(f"the model has no example: expected {expected}, got {_describe_inputs(signature)}")
+
+
+def _describe_inputs(signature: Signature) -> str:
+    return ", ".join(f"{spec.name} {describe_tensor(spec)}" for spec in signature.inputs) or "none"
+
+
+def _read_example(connection: ServerConnection, model: str, version: str) -> InferenceRequest | Signature | None:
+    """Return the example in the OpenAPI document of a model, or its shapes if it is long; None if there is none."""
+    own = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+    try:
+        with connection.open(f"{own}/openapi.json") as response:
+            document = json.load(response)
+        body = document["paths"][f"{own}/infer"]["post"]["requestBody"]["content"]["application/json"]
+        if "example" in body:
+            return InferenceRequest.from_dict(body["example"])
+        items = document["components"]["schemas"]["ModelInferRequest"]["properties"]["inputs"]["items"]
+        return Signature(tuple(map(_example_spec, items.get("anyOf", [items]))))
+    except (DragomanError, ValueError, LookupError, TypeError, AttributeError):
+        return None  # another server, another protocol, or a model without an example
+
+
+def _example_spec(schema: Any) -> TensorSpec:
+    """Return an input of the shape of its example. Raises LookupError if it has none."""
+    fields = schema["properties"]
+    return TensorSpec(schema["title"], datatype(fields["datatype"]["enum"][0]), tuple(fields["shape"]["examples"][0]))
 
 
 def _split_word(word: str, signature: Signature) -> tuple[str, Any]:

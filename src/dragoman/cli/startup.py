@@ -149,10 +149,13 @@ def _model_lines(server: Server) -> list[str]:
     errors = []
     for deployment in server.engine.deployments():
         spec, state = deployment.spec, deployment.reported_state
-        rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.placement, state.lower()))
+        shown = f"{state.lower()}, trial failed" if deployment.ready and deployment.trial_error else state.lower()
+        rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.placement, shown))
         if deployment.reason:
             again = "; it is loaded again until that works" if deployment.retries else ""
             errors.append(f"  {spec.name}: {printable(deployment.reason)}{again}")
+        elif deployment.ready and deployment.trial_error:
+            errors.append(f"  {spec.name}: answered no example: {printable(deployment.trial_error)}")
     for skipped in server.engine.skipped_files():
         rows.append((skipped.file, "-", "-", "-", "skipped"))
         errors.append(f"  {skipped.file}: {skipped.reason}")

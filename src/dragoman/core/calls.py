@@ -208,6 +208,8 @@ class ModelDescription:
     max_batch_size: largest batch in rows, 0 if calls are not merged. max_batch_wait_s: its wait for more rows.
     streams: its response to Infer is a stream. caches: repeated calls are answered from a cache.
     sequences: it is stateful. labels: class labels of outputs. handlers: its custom handlers, "POST /path".
+    example: inputs of a request that it has answered when it was loaded, None if there is none. answered_no_example: it
+    was tried with examples, and has answered none.
     """
 
     name: str
@@ -226,6 +228,8 @@ class ModelDescription:
     labels: Mapping[str, ClassLabels] = field(default_factory=dict)
     sequences: SequenceOptions | None = None
     handlers: tuple[str, ...] = ()
+    example: Tensors | None = None
+    answered_no_example: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +418,7 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True):
     clock in seconds, or None for no deadline. `metadata` is what the operator lets through to models, e.g. HTTP
     headers; a call with metadata is never batched with others. `models` are the only models that the caller may use.
     `caller` owns what the request leaves behind.
+    `is_trial`: the server sends the call itself, to find an example that the model answers; errors are expected.
     """
 
     call: Call[Answer]
@@ -424,6 +429,7 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True):
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     models: frozenset[str] | None = None
     caller: Caller = ANYONE
+    is_trial: bool = False
 
 
 class Response(msgspec.Struct, Generic[Answer], frozen=True):

@@ -82,6 +82,16 @@ def datatype_of(dtype: np.dtype[Any]) -> Datatype:
     raise InvalidInput(f"arrays of dtype {dtype} have no datatype in the protocol; convert them first")
 
 
+def widens(source: Datatype, target: Datatype) -> bool:
+    """Return whether every value of a datatype is one of another, larger datatype of numbers.
+
+    NumPy calls INT64 to FP64 safe, which rounds beyond 2**53: datatypes of the same size do not widen.
+    """
+    if {source.kind, target.kind} & {"bool", "bytes"}:
+        return False
+    return source.size < target.size and np.can_cast(source.dtype, target.dtype, "safe")
+
+
 def round_to(numbers: Array, datatype: Datatype) -> Array:
     """Return the numbers as the floating-point datatype: the nearest, ties to even.
 

@@ -1,6 +1,6 @@
 """The class that a model author writes: override what the model can do."""
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dragoman.core import calls
@@ -72,6 +72,17 @@ class Model:
 
     def details(self) -> Mapping[str, Any]:
         """Return further metadata as JSON values by name. Called once, after `load`."""
+        return {}
+
+    def example_inputs(self) -> Mapping[str, Any] | None:
+        """Return the inputs of a request that the model answers, as arrays by name. Called once, after `load`.
+
+        The model is tried with it, and users see it. By default an example is made from the declared inputs.
+        """
+        return None
+
+    def class_labels(self) -> Mapping[str, Sequence[str]]:
+        """Return class names by output, for outputs whose last axis has a value for each class. Called after `load`."""
         return {}
 
     def measurements(self) -> Iterable[Family]:

@@ -185,6 +185,10 @@ class ModelOptions:
         ),
     ] = False
     timeout_s: Annotated[float, Option("deadline in seconds for requests that set none; 0: no deadline")] = 0.0
+    trial_s: Annotated[
+        float,
+        Option("seconds in which a model is tried with example requests when it is loaded; 0: it is not tried"),
+    ] = 10.0
     cancel_grace_s: Annotated[
         float,
         Option("seconds after which a worker process that still computes a cancelled call is killed; 0: never"),

@@ -64,6 +64,9 @@ class Signature:
     check the values.
 
     `unchecked`: inputs and outputs are metadata only; the model accepts and returns anything.
+
+    `outputs_are_hints`: the outputs are those that a file declares, which its exporter may have got wrong. The model
+    serves what it returns, and the metadata follow. Outputs that an author declares, in code or settings, are binding.
     """
 
     inputs: tuple[TensorSpec, ...] = ()
@@ -74,6 +77,7 @@ class Signature:
     decodes: bool = False
     content_type: str = ""
     unchecked: bool = False
+    outputs_are_hints: bool = False
 
     # Used by every call, so computed once.
     input_name_set: frozenset[str] = field(init=False, repr=False, compare=False)

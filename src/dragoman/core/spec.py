@@ -182,6 +182,7 @@ class ModelSpec(ModelOptions):
     response_cache_bytes: memory for the answers to earlier requests, which equal requests get; 0 for none.
     share_caches: the owners of requests share one response cache and one prefix cache.
     timeout_s: default deadline of calls in seconds; 0 for none.
+    trial_s: seconds in which it is tried with example requests when it is loaded; 0 for no trial.
     cancel_grace_s: seconds after which a worker process is killed that still runs a cancelled call; 0 for never.
     heartbeat_s: seconds without heartbeat after which a worker process counts as hung; 0 for never.
     max_crashes, crash_window_s: a worker process that crashes this often within these seconds is not restarted.

@@ -15,7 +15,16 @@ from msgspec import structs
 
 from dragoman import plugins
 from dragoman.core import error_texts
-from dragoman.core.calls import Call, ClassLabels, Generate, Request, Response, SignatureFor
+from dragoman.core.calls import (
+    Call,
+    ClassLabels,
+    Generate,
+    Inference,
+    Request,
+    Response,
+    SignatureFor,
+    Tensors,
+)
 from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
@@ -25,11 +34,13 @@ from dragoman.engine.binder import Binder, bound_request
 from dragoman.engine.counters import CallCounters
 from dragoman.engine.deadlines import WAITING, chunks_with_deadline, deadline_error, remaining_s, with_deadline
 from dragoman.engine.generation_counters import GenerationUsage
+from dragoman.engine.output_hints import OutputHints, share_rows
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
 from dragoman.engine.scheduled_batching import ScheduledBatcher
 from dragoman.engine.sequence_pool import SequencePool, start_pool
-from dragoman.engine.warmup import check_protocols, read_labels, warm_up
+from dragoman.engine.trial import NOT_TRIED, Trial, outputs_of, try_model
+from dragoman.engine.warmup import LoadedReplicas, check_protocols, read_labels, warm_up
 from dragoman.system.coroutines import begin, complete, ensure_task
 from dragoman.system.load_steps import LoadStep, observe_steps
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
@@ -37,6 +48,7 @@ from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
 NOT_LOADED = "not loaded: the next request loads it"
+TRIAL_FAILED = "ready, but the trial failed"
 
 # What a model does, for error messages, where the class of the call has another name.
 _CALL_NAMES = {"Embed": "embeddings", "Generate": "text generation", "Infer": "inference", "Tokenize": "tokenization"}
@@ -85,6 +97,11 @@ class Deployment:
         self._merger: Batcher | SequencePool | None = None  # merges calls into batches, also those of sequences
         self.response_cache: ResponseCache | None = None
         self._binder: Binder
+        # The inputs of a request that the model has answered when it was loaded, and why it has answered none.
+        self.example: Tensors | None = None
+        self.trial_error = ""
+        self._hints: OutputHints | None = None  # of a model whose file declares its outputs
+        self._observes = False  # whether answers may change what is known of the model
         self._compute: Callable[[Request[Any]], Any]  # the pool's own function if nothing has to be done before
         self.in_flight = 0  # calls that are queued or running
         self._idle: asyncio.Event | None = None  # set once no call is in flight, if something waits for that
@@ -102,14 +119,20 @@ class Deployment:
             with observe_steps(partial(setattr, self, "step")):
                 pool, loaded = await self._load()
                 binder = Binder(loaded, self.spec.name)
-                if self.spec.warmup:
-                    await warm_up(self.spec, pool, loaded, binder)
+                trial = await self._try(pool, loaded, binder)
         except BaseException as error:
             self.state, self.reason = "UNAVAILABLE", str(error) or type(error).__name__
             self.retries = isinstance(error, NotReady)
             self._on_change()
             raise
-        self._pool, self._loaded, self._binder = pool, loaded, binder
+        self.labels = {**{n: ClassLabels("", names) for n, names in loaded.labels.items()}, **self.labels}
+        self._pool, self._loaded, self._binder, self.trial_error = pool, loaded, binder, trial.error
+        self.example = trial.inputs or self.example
+        if loaded.signature.outputs_are_hints:
+            self._hints = OutputHints(self.spec.name)
+        if trial.outputs is not None:
+            loaded = self._correct(trial.outputs, trial.inputs)
+        self._observes = self._hints is not None or bool(self.trial_error)
         self._batcher = self._make_batcher(pool, loaded)
         self._merger = pool if isinstance(pool, SequencePool) else self._batcher
         self._compute = pool.call if self._batcher is None else self._compute_in_batches
@@ -117,6 +140,40 @@ class Deployment:
             self._add_cache(self.spec.response_cache_bytes, loaded)
         self.state, self.reason = "READY", ""
         self._on_change()
+
+    async def _try(self, pool: Pool, loaded: Loaded, binder: Binder) -> Trial:
+        """Answer the warm-up requests, else an example; return the first one that is answered.
+
+        Raises the errors of warm-up. A model that calls load again and again is tried until it has an example.
+        """
+        model = LoadedReplicas(self.spec, self.placement, pool, loaded, binder)
+        try:
+            if self.spec.warmup:
+                first = await warm_up(model)
+                return NOT_TRIED if first is None else Trial(first[0].inputs, outputs_of(first[1]))
+            if self.example is not None:
+                return NOT_TRIED
+            return await try_model(model)
+        except BaseException:
+            await pool.close()
+            raise
+
+    def _correct(self, outputs: Tensors, inputs: Tensors | None = None) -> Loaded:
+        """Correct the metadata by outputs that the model has returned, for these inputs; return what is loaded.
+
+        A model whose outputs have other numbers of rows than its inputs is not batched.
+        """
+        assert self._loaded is not None
+        loaded, signature = self._loaded, self._loaded.signature
+        if self._hints is not None:
+            signature = self._hints.correct(signature, outputs)
+            if inputs is not None and signature.batched and not share_rows(inputs, outputs):
+                log.warning("calls are not merged, outputs have other rows than inputs: model=%s", self.spec.name)
+                signature = replace(signature, batched=False)
+        if signature is not loaded.signature:
+            self._loaded = replace(loaded, signature=signature)
+            self._binder = Binder(self._loaded, self.spec.name)
+        return self._loaded
 
     def _make_batcher(self, pool: Pool, loaded: Loaded) -> Batcher | None:
         """Return the batcher by the operator's settings, else the model's: inline models need settings, and a row limit
@@ -238,7 +295,9 @@ class Deployment:
         waiting = (self._starting and self._starting.waiting) or ("loading" if self.loads_on_demand else "")
         if self.state == "LOADING" and waiting:
             reason = f"{waiting}; the last attempt failed: {reason}" if reason else waiting
-        return reason or (f"update failed: {self.update_error}" if self.update_error else "")
+        if not reason and self.update_error:
+            return f"update failed: {self.update_error}"
+        return reason or (f"{TRIAL_FAILED}: {self.trial_error}" if self.trial_error and self.ready else "")
 
     @property
     def platform(self) -> str:
@@ -338,6 +397,8 @@ class Deployment:
         if type(answer) is Generation:
             return self._response(answer, request, start_s)  # type: ignore[arg-type]
         self.counters.count(request.call, start_s)
+        if self._observes:
+            self._observe(answer)
         return Response(answer, self.spec.name, self.spec.version)
 
     async def _begin_when_loaded(self, request: Request[A], start_s: float) -> Response[A]:
@@ -383,7 +444,18 @@ class Deployment:
     def _response(self, answer: A, request: Request[A], start_s: float) -> Response[A]:
         usage = GenerationUsage.of(cast("Generation", answer)) if type(answer) is Generation else None
         self.counters.count(request.call, start_s, None, usage)
+        if self._observes:
+            self._observe(answer)
         return Response(answer, self.spec.name, self.spec.version)
+
+    def _observe(self, answer: Any) -> None:
+        """Correct the metadata by an answer, and forget a failed trial."""
+        if self.trial_error and type(answer) in (Inference, Generation):
+            log.info("answered a request after its trial had failed: model=%s", self.spec.name)
+            self.trial_error, self._observes = "", self._hints is not None
+            self._on_change()
+        if self._hints is not None and type(answer) is Inference:
+            self._correct(answer.outputs)
 
     async def stream(self, request: Request[A], *, nested: bool = False) -> AsyncGenerator[Response[A], None]:
         """Yield the responses to a call as they come. Closing the generator cancels the call. nested: see `begin`."""
@@ -403,6 +475,8 @@ class Deployment:
                     async for chunk in chunks:
                         if usage is not None:
                             usage.add(chunk)
+                        if self._observes:
+                            self._observe(chunk)
                         yield Response(chunk, self.spec.name, self.spec.version)
             finally:
                 self._leave()

@@ -382,9 +382,10 @@ class Engine:
         deployment = self.registry.find(self._model_of(request, call_type), request.version)
         if deployment.loads_on_demand and not (deployment.state == "READY" if call.load else deployment.is_loaded):
             await deployment.wait_until_loaded(request, time.monotonic())
-        return self._description(deployment)
+        return self.description(deployment)
 
-    def _description(self, deployment: Deployment) -> ModelDescription:
+    def description(self, deployment: Deployment) -> ModelDescription:
+        """Return the metadata of a model version; without a signature if it was never loaded. Raises NotReady."""
         spec = deployment.spec
         versions = tuple(v for v in self.registry.versions(spec.name) if v)
         if not deployment.is_loaded and deployment.loads_on_demand:
@@ -407,6 +408,8 @@ class Engine:
             labels=deployment.labels,
             sequences=loaded.sequences,
             handlers=loaded.handlers,
+            example=deployment.example,
+            answered_no_example=bool(deployment.trial_error),
         )
 
     @property
@@ -415,7 +418,7 @@ class Engine:
         return self.started or self._draining
 
     def _descriptions(self) -> tuple[ModelDescription, ...]:
-        return tuple(self._description(d) for d in self.registry.default_versions() if d.is_loaded or d.loads_on_demand)
+        return tuple(self.description(d) for d in self.registry.default_versions() if d.is_loaded or d.loads_on_demand)
 
     def _measurements(self, call: InFlight | Measure) -> int | tuple[Family, ...]:
         if isinstance(call, InFlight):

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from msgspec import structs
 from dragoman import plugins
 from dragoman.core.calls import ClassLabels, Infer, Request
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, NotReady
-from dragoman.core.spec import ModelSpec
+from dragoman.core.spec import ModelSpec, Placement
 from dragoman.engine.binder import Binder
 from dragoman.formats.body import parse_request
 from dragoman.formats.policy import Policy
 from dragoman.system.coroutines import complete
 from dragoman.system.load_steps import report_step
+from dragoman.system.threads import run_in_thread
 from dragoman.workers.pool import Loaded, Pool
 
 
@@ -45,55 +47,73 @@ def read_labels(spec: ModelSpec) -> dict[str, ClassLabels]:
     return labels
 
 
-async def warm_up(spec: ModelSpec, pool: Pool, loaded: Loaded, binder: Binder) -> None:
+@dataclass(frozen=True, slots=True)
+class LoadedReplicas:
+    """A model that is loaded, and not ready yet."""
+
+    spec: ModelSpec
+    placement: Placement
+    pool: Pool
+    loaded: Loaded
+    binder: Binder
+
+    @property
+    def blocks_event_loop(self) -> bool:
+        """Whether it runs on the event loop and is not `async`."""
+        return self.placement == "inline" and not self.loaded.concurrent
+
+    async def answer(self, call: Any, *, is_trial: bool = False) -> Any:
+        """Return the answer to one call, without a batcher, which would merge those for several replicas.
+
+        Of a stream it is the last chunk, or in a trial the first one, which ends it; None if there is none. A model
+        that would block the event loop runs in a thread meanwhile.
+        """
+        request = Request(call, self.spec.name, self.spec.version, is_trial=is_trial)
+        bound = self.binder.bind(call)
+        if bound is None:  # the sizes of the model depend on the config of the request
+            request, _ = await self.binder.bind_configured(request, self._call_pool)
+        else:
+            request = structs.replace(request, call=bound)
+        if not self.loaded.streams or type(call) is not Infer:
+            return await self._call_pool(request)
+        answer = None
+        async with aclosing(self.pool.stream(request)) as chunks:
+            async for chunk in chunks:
+                answer = chunk
+                if is_trial:
+                    break
+        return answer
+
+    async def _call_pool(self, request: Request[Any]) -> Any:
+        if self.blocks_event_loop:
+            return await complete(await run_in_thread(self.pool.call, request, discard=lambda _: None))
+        return await complete(self.pool.call(request))
+
+
+async def warm_up(model: LoadedReplicas) -> tuple[Infer, Any] | None:
     """Send each request of the model's warm-up file to every replica, one request after the other.
 
-    Raises ModelFailed that names the request if one fails, and NotReady if the model may load later; the pool is
-    closed then.
+    Returns the first request and its answer, None if there is none. Raises ModelFailed that names the request if one
+    fails, and NotReady if the model may load later.
     """
     report_step("warming up")
-    try:
-        await _send_requests(spec, pool, loaded, binder)
-    except BaseException:
-        await pool.close()
-        raise
-
-
-async def _send_requests(spec: ModelSpec, pool: Pool, loaded: Loaded, binder: Binder) -> None:
-    replicas = spec.replicas if pool.is_replicated else 1
+    spec, first = model.spec, None
+    replicas = spec.replicas if model.pool.is_replicated else 1
     try:
         calls = await asyncio.to_thread(read_requests, Path(spec.warmup))
+        if Infer not in model.loaded.calls:
+            raise InvalidInput("expected a model that supports inference requests")
     except InvalidInput as error:
         raise _error(spec, error.message) from error
     for number, call in enumerate(calls, 1):
-        answers = (_answer(Request(call, spec.name, spec.version), pool, loaded, binder) for _ in range(replicas))
         try:
-            await asyncio.gather(*answers)
+            answer, *_ = await asyncio.gather(*(model.answer(call) for _ in range(replicas)))
         except NotReady:
             raise
         except DragomanError as error:
             raise _error(spec, f"request {number}: {error.message}") from error
-
-
-async def _answer(request: Request[Any], pool: Pool, loaded: Loaded, binder: Binder) -> None:
-    """Compute one request, without a batcher, which would merge those for several replicas."""
-    if Infer not in loaded.calls:
-        raise InvalidInput("expected a model that supports inference requests")
-
-    async def call_pool(request: Request[Any]) -> Any:
-        return await complete(pool.call(request))
-
-    bound = binder.bind(request.call)
-    if bound is None:  # the sizes of the model depend on the config of the request
-        request, _ = await binder.bind_configured(request, call_pool)
-    else:
-        request = structs.replace(request, call=bound)
-    if not loaded.streams:
-        await call_pool(request)
-        return
-    async with aclosing(pool.stream(request)) as chunks:
-        async for _ in chunks:
-            pass
+        first = first or (call, answer)
+    return first
 
 
 def read_requests(file: Path) -> list[Infer]:

@@ -57,6 +57,7 @@ class CatBoostModel(Model):
             batched=True,
             decodes=True,
             content_type=self._defaults.request,
+            outputs_are_hints=True,
         )
 
     def signature(self) -> Signature:

@@ -46,6 +46,7 @@ class LightGBMModel(Model):
             batched=True,
             decodes=True,
             content_type=self._defaults.request,
+            outputs_are_hints=True,
         )
 
     def signature(self) -> Signature:

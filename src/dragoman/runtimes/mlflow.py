@@ -12,7 +12,7 @@ from dragoman.codecs.decode import Defaults
 from dragoman.codecs.elements import strings
 from dragoman.compat.mlflow_scoring import INVOCATIONS, score
 from dragoman.core.calls import Handle, Handled, Infer
-from dragoman.core.datatypes import BYTES, DATATYPES, NUMERIC, Array, Datatype, datatype_of
+from dragoman.core.datatypes import BYTES, DATATYPES, NUMERIC, Array, Datatype, datatype_of, widens
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
@@ -91,11 +91,7 @@ def _spec(name: str, kind: Datatype, shape: Shape, item: Any) -> TensorSpec:
 
 def _smaller(kind: Datatype) -> frozenset[Datatype]:
     """Return the datatypes whose values all fit this one."""
-    if kind.kind in ("bytes", "bool"):
-        return frozenset()
-    # NumPy calls INT64 to FP64 safe, which rounds beyond 2**53: a datatype of the same size has to be of the same kind.
-    smaller = (d for d in NUMERIC if d.kind != "bool" and d.size < kind.size)
-    return frozenset(d for d in smaller if np.can_cast(d.dtype, kind.dtype, "safe"))
+    return frozenset(each for each in NUMERIC if widens(each, kind))
 
 
 def _text(tensor: Tensor, name: str) -> list[str]:
@@ -191,6 +187,7 @@ class MlflowModel(Model):
             batched=self.spec.max_batch_size > 1,
             decodes=True,
             content_type=self._defaults.request,
+            outputs_are_hints=True,
         )
 
     def infer(self, call: Infer) -> Mapping[str, Array]:

@@ -184,6 +184,7 @@ def _signature(session: Any, path: Path) -> Signature:
         inputs=tuple(_spec(node, shaped) for node in nodes),
         outputs=tuple(_spec(node, shaped) for node in outputs),
         batched=_share_rows([*nodes, *outputs]),
+        outputs_are_hints=True,
     )
 
 

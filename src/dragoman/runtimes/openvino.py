@@ -65,6 +65,7 @@ class OpenVinoModel(Model):
             tuple(_spec(name, port) for name, port in self._inputs.items()),
             tuple(_spec(name, port) for name, port in self._outputs.items()),
             batched=_share_rows([*inputs, *outputs]),
+            outputs_are_hints=True,
         )
 
     def signature(self) -> Signature:

@@ -99,6 +99,7 @@ def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Signatu
         inputs=tuple(_spec(name, spec) for name, spec in inputs.items()),
         outputs=tuple(_spec(name, spec) for name, spec in outputs.items()),
         batched=all(shape.rank is not None and shape.rank > 0 and shape[0] is None for shape in shapes),
+        outputs_are_hints=True,
     )
 
 

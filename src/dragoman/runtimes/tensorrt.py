@@ -61,6 +61,7 @@ class TensorRtModel(Model):
             tuple(self._spec(name) for name in inputs),
             tuple(self._spec(name) for name in names if name not in inputs),
             batched=all(tuple(self._engine.get_tensor_shape(name))[:1] == (-1,) for name in names),
+            outputs_are_hints=True,
         )
 
     def _spec(self, name: str) -> TensorSpec:

@@ -208,7 +208,9 @@ def _script_signature(module: Any, path: Path, spec: ModelSpec) -> Signature:
                 f"'{path.name}': argument '{argument.name}' of forward is {argument.type}; expected a tensor"
             )
     outputs = _script_outputs(schema.returns[0].type)
-    return Signature(tuple(inputs), outputs, open_outputs=not outputs, batched=spec.max_batch_size > 1)
+    return Signature(
+        tuple(inputs), outputs, open_outputs=not outputs, batched=spec.max_batch_size > 1, outputs_are_hints=True
+    )
 
 
 def _script_outputs(kind: Any) -> tuple[TensorSpec, ...]:
@@ -246,6 +248,7 @@ def _export_signature(program: Any, path: Path) -> tuple[Signature, int]:
         inputs=tuple(_tensor_spec(name, values[node]) for name, node in named),
         outputs=tuple(_tensor_spec(name, values.get(node)) for name, node in named_out),
         batched=len(rows) == 1 and "" not in rows,
+        outputs_are_hints=True,
     )
     return signature, len(positional.children())
 

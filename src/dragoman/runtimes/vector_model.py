@@ -129,6 +129,17 @@ class VectorModel(Model):
         sources = {name: source for name, source in self.function.sources().items() if name != "evaluate"}
         return {"derivatives": sources, **self.function.notes()}
 
+    def example_inputs(self) -> Mapping[str, Any] | None:
+        """Return the declared point, as one row of a vectorised function."""
+        point, specs = self.function.notes().get("point"), self.signature().inputs
+        if point is None or [len(x) for x in point] != [spec.shape[-1] for spec in specs if spec.shape]:
+            return None
+        vectors = zip(specs, point, strict=True)
+        return {
+            spec.name: np.array(x, np.float64).reshape((1,) * (len(spec.shape or ()) - 1) + (-1,))
+            for spec, x in vectors
+        }
+
     def unavailable(self) -> str:
         return self.function.unavailable()
 

@@ -145,6 +145,7 @@ class XGBoostModel(Model):
             batched=True,
             decodes=True,
             content_type=self._defaults.request,
+            outputs_are_hints=True,
         )
 
 

@@ -25,12 +25,14 @@ from dragoman.core.calls import (
     Infer,
     Request,
     SignatureFor,
+    Tensors,
     Tokenize,
 )
 from dragoman.core.errors import (
     MAX_CHARACTERS,
     DeadlineExceeded,
     DragomanError,
+    InvalidInput,
     InvalidOutput,
     ModelFailed,
     NotReady,
@@ -42,8 +44,9 @@ from dragoman.core.errors import (
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.scoring import Score
-from dragoman.core.signature import Signature
+from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.tensor import Tensor
 from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
 from dragoman.system.load_steps import report_step
 from dragoman.system.request_context import request_id
@@ -286,8 +289,9 @@ class Executor:
 
     def _public_error(self, error: BaseException, request: Request[Any]) -> DragomanError:
         """Log an exception of the model; return the error for the client, without server paths and tracebacks."""
+        level = logging.DEBUG if request.is_trial else logging.ERROR
         if isinstance(error, InvalidOutput):
-            log.error("model '%s' failed on request %r: %s", self.name, request.id or request_id(), error.message)
+            log.log(level, "model '%s' failed on request %r: %s", self.name, request.id or request_id(), error.message)
             return InvalidOutput(f"model '{self.name}' failed: {public_message(error.message)}")
         if _is_for_clients(error):
             message = public_message(error.message)
@@ -295,7 +299,7 @@ class Executor:
                 log.warning("model '%s': error message was shortened for the client: %s", self.name, error.message)
                 error.args = (message, *error.args[1:])
             return error
-        log.error("model '%s' failed on request %r", self.name, request.id or request_id(), exc_info=error)
+        log.log(level, "model '%s' failed on request %r", self.name, request.id or request_id(), exc_info=error)
         return ModelFailed(f"model '{self.name}' failed: {public_text(error)}")
 
 
@@ -342,7 +346,7 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
     if spec.inputs:
         signature = replace(signature, inputs=spec.inputs, open_inputs=False)
     if spec.outputs:
-        signature = replace(signature, outputs=spec.outputs, open_outputs=False)
+        signature = replace(signature, outputs=spec.outputs, open_outputs=False, outputs_are_hints=False)
     calls = frozenset(
         call
         for call, (method, _) in _METHODS.items()
@@ -365,7 +369,28 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         details=dict(model.details()),
         handlers=tuple(model.handlers),
         sequences=sequences,
+        example=_example(model, signature),
+        labels={name: tuple(map(str, names)) for name, names in model.class_labels().items()},
     )
+
+
+def _example(model: Model, signature: Signature) -> Tensors | None:
+    """Return the example that a model knows, in the datatypes of its signature. Raises ModelFailed if it is none."""
+    example = model.example_inputs()
+    if example is None:
+        return None
+    try:
+        return {name: _example_tensor(value, signature.input(name)) for name, value in example.items()}
+    except InvalidInput as error:
+        raise ModelFailed(f"its example: {error.message}") from error
+
+
+def _example_tensor(value: Any, spec: TensorSpec | None) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    own = Tensor.of(value)
+    is_accepted = spec is None or spec.datatype is None or own.datatype in (spec.datatype, *spec.accepts)
+    return own if is_accepted or spec is None else Tensor.of(value, spec.datatype)
 
 
 def _without_shapes(signature: Signature) -> Signature:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from dragoman.core.calls import Call, Request
+from dragoman.core.calls import Call, Request, Tensors
 from dragoman.core.errors import ModelFailed, OutOfMemory
 from dragoman.core.metrics import Family
 from dragoman.core.sequences import SequenceOptions
@@ -41,6 +41,8 @@ class Loaded:
     details: further metadata.
     handlers: URL paths that the model serves.
     sequences: it is stateful.
+    example: inputs of a request that it answers, if it knows one.
+    labels: names of the classes of its outputs, by index.
     """
 
     signature: Signature
@@ -52,6 +54,8 @@ class Loaded:
     details: Mapping[str, Any] = field(default_factory=dict)
     handlers: tuple[str, ...] = ()
     sequences: SequenceOptions | None = None
+    example: Tensors | None = None
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class WrongPlacement(Exception):

@@ -18,10 +18,10 @@ from dragoman.core.calls import (
     Infer,
     Inference,
 )
-from dragoman.core.datatypes import FP64, Array
+from dragoman.core.datatypes import FP64, Array, widens
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.scoring import Score, Scored
-from dragoman.core.signature import OPEN, Signature
+from dragoman.core.signature import OPEN, Signature, TensorSpec
 from dragoman.core.tensor import NONE, Parameters, Tensor, with_own_dtype
 from dragoman.core.text import Generation
 
@@ -52,7 +52,7 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     if isinstance(result, Inference):
         parameters, metadata = result.parameters, result.metadata
     outputs = _named_outputs(result, signature)
-    requested = call.outputs or signature.default_outputs
+    requested = call.outputs or _default_outputs(outputs, signature)
     all_requested = signature.open_outputs and not call.outputs
     tensors = {n: _check_output(n, v, signature) for n, v in outputs.items() if all_requested or n in requested}
     for name in requested:
@@ -64,6 +64,17 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
 
         return encode_outputs_as(response, call.content_types)
     return response
+
+
+def _default_outputs(outputs: Mapping[str, Any], signature: Signature) -> Collection[str]:
+    """Return the names of the outputs that a call gets if it requests none.
+
+    Where the declared ones are hints, these are all that the model returned, but those that are computed on request.
+    """
+    if not signature.outputs_are_hints:
+        return signature.default_outputs
+    returned = frozenset(n for n in outputs if (spec := signature.output(n)) is None or not spec.optional)
+    return returned or signature.default_outputs
 
 
 def _named_outputs(result: Any, signature: Signature) -> Mapping[str, Any]:
@@ -156,6 +167,8 @@ def _check_output(name: Any, value: Any, signature: Signature) -> Tensor:
         raise InvalidOutput(f"expected non-empty strings as names of outputs, got {name!r}")
     datatype = spec.datatype if spec is not None else None
     try:
+        if spec is not None and signature.outputs_are_hints:
+            return _as_returned(value, spec)
         if type(value) is Tensor:  # a BytesTensor always has the right dtype
             value = with_own_dtype(value)
         if isinstance(value, Tensor) and datatype in (None, value.datatype):
@@ -169,6 +182,17 @@ def _check_output(name: Any, value: Any, signature: Signature) -> Tensor:
     except InvalidInput as error:
         text = error.message
         raise InvalidOutput(text if text.startswith("output '") else f"output '{name}': {text}") from error
+    return tensor
+
+
+def _as_returned(value: Any, spec: TensorSpec) -> Tensor:
+    """Return the tensor of an output whose spec is a hint: in the declared datatype only if that loses nothing."""
+    if isinstance(value, Tensor):  # a BytesTensor always has the right dtype
+        tensor = with_own_dtype(value) if type(value) is Tensor else value
+    else:
+        tensor = Tensor.of(value)
+    if spec.datatype is not None and widens(tensor.datatype, spec.datatype):
+        return Tensor.of(tensor.data, spec.datatype, tensor.parameters)
     return tensor
 
 

@@ -34,11 +34,21 @@ _Size = Annotated[int, msgspec.Meta(ge=0)]
 _Row = tuple[str, str, str, tuple[_Size, ...], dict[str, Any] | None, list[Any] | None]
 # Name, datatype, shape, accepted datatypes, whether it is optional, content type.
 _SpecRow = tuple[str, str | None, tuple[int, ...] | None, list[str], bool, str]
-# Inputs, outputs, open_inputs, open_outputs, batched, decodes, content_type, unchecked.
-_SignatureRow = tuple[list[_SpecRow], list[_SpecRow], bool, bool, bool, bool, str, bool]
-# Signature, platform, calls, streams, concurrent, merges, details, handlers.
+# Inputs, outputs, open_inputs, open_outputs, batched, decodes, content_type, unchecked, outputs_are_hints.
+_SignatureRow = tuple[list[_SpecRow], list[_SpecRow], bool, bool, bool, bool, str, bool, bool]
+# Signature, platform, calls, streams, concurrent, merges, details, handlers, sequences, example, labels.
 _LoadedRow = tuple[
-    _SignatureRow, str, list[str], bool, bool, int, dict[str, Any], tuple[str, ...], SequenceOptions | None
+    _SignatureRow,
+    str,
+    list[str],
+    bool,
+    bool,
+    int,
+    dict[str, Any],
+    tuple[str, ...],
+    SequenceOptions | None,
+    list[_Row] | None,
+    dict[str, tuple[str, ...]],
 ]
 
 # Times of a traced call: seconds in the queue and of computing, batch, ages, nested calls with the same fields.
@@ -217,7 +227,7 @@ def _with_big_integers(value: Any) -> Any:
 def _signature_row(signature: Signature) -> tuple[Any, ...]:
     sides = ([_spec_row(spec) for spec in side] for side in (signature.inputs, signature.outputs))
     flags = (signature.open_inputs, signature.open_outputs, signature.batched, signature.decodes)
-    return (*sides, *flags, signature.content_type, signature.unchecked)
+    return (*sides, *flags, signature.content_type, signature.unchecked, signature.outputs_are_hints)
 
 
 def _signature(row: tuple[Any, ...]) -> Signature:
@@ -238,15 +248,17 @@ def _spec(row: _SpecRow) -> TensorSpec:
     return TensorSpec(name, known, shape, accepted, optional, content_type)
 
 
-def _loaded_row(loaded: Loaded, _arrays: list[Any]) -> tuple[Any, ...]:
+def _loaded_row(loaded: Loaded, arrays: list[Any]) -> tuple[Any, ...]:
     calls = [call.__name__ for call in loaded.calls]
     rest = (loaded.streams, loaded.concurrent, loaded.merges, loaded.details, loaded.handlers, loaded.sequences)
-    return (_signature_row(loaded.signature), loaded.platform, calls, *rest)
+    example = None if loaded.example is None else [_row(n, tensor, arrays) for n, tensor in loaded.example.items()]
+    return (_signature_row(loaded.signature), loaded.platform, calls, *rest, example, loaded.labels)
 
 
-def _to_loaded(row: tuple[Any, ...], _arrays: Iterator[memoryview]) -> Loaded:
-    signature, platform, calls, *rest = row
-    return Loaded(_signature(signature), platform, frozenset(_CALLS[call] for call in calls), *rest)
+def _to_loaded(row: tuple[Any, ...], arrays: Iterator[memoryview]) -> Loaded:
+    signature, platform, calls, *rest, rows, labels = row
+    example = None if rows is None else {each[0]: _tensor(each, arrays) for each in rows}
+    return Loaded(*[_signature(signature), platform, frozenset(_CALLS[call] for call in calls), *rest, example, labels])
 
 
 class Measurements(NamedTuple):

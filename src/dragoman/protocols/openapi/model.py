@@ -7,15 +7,16 @@ from urllib.parse import quote
 
 import numpy as np
 
-from dragoman.core.calls import Generate, Infer, ModelDescription
+from dragoman.core.calls import Generate, Infer, ModelDescription, Tensors
 from dragoman.core.datatypes import BYTES, Datatype
+from dragoman.core.examples import example_inputs
 from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.protocols.openapi.document import SCHEMAS
 
 _MODEL, _VERSION = "/v2/models/{model}", "/versions/{version}"
 # Longer examples are left out: a page would not show them in reasonable time.
 _MAX_EXAMPLE_ELEMENTS = 4096
-_EXAMPLES: Mapping[str, Any] = {"bool": True, "uint": 1, "int": 1, "float": 1.0, "bytes": "text"}
 _Schema = dict[str, Any]
 
 
@@ -63,11 +64,13 @@ def _describe_inference(operation: dict[str, Any], model: ModelDescription, sche
     """Replace the messages of an inference by those of the model."""
     signature = model.signature
     names = "ModelInferRequest", "ModelInferResponse"
-    schemas[names[0]] = _message(schemas["InferRequest"], "inputs", _tensors(signature, "inputs"))
-    schemas[names[1]] = _message(schemas["InferResponse"], "outputs", _tensors(signature, "outputs"))
+    schemas[names[0]] = _message(
+        schemas["InferRequest"], "inputs", _tensors(signature, "inputs", model_example(model) or {})
+    )
+    schemas[names[1]] = _message(schemas["InferResponse"], "outputs", _tensors(signature, "outputs", {}))
     request = dict(operation["requestBody"]["content"])
     request["application/json"] = {"schema": _reference(names[0])}
-    if (example := request_example(signature)) is not None:
+    if (example := request_example(model)) is not None:
         request["application/json"]["example"] = example
     operation["requestBody"] = {**operation["requestBody"], "content": request}
     response = operation["responses"]["200"]
@@ -85,12 +88,12 @@ def _message(general: _Schema, field: str, tensors: _Schema) -> _Schema:
     return {**general, "required": required, "properties": {**general["properties"], field: tensors}}
 
 
-def _tensors(signature: Signature, side: str) -> _Schema:
+def _tensors(signature: Signature, side: str, examples: Tensors) -> _Schema:
     specs: Sequence[TensorSpec] = getattr(signature, side)
     is_open = signature.unchecked or (
         signature.open_inputs or signature.decodes if side == "inputs" else signature.open_outputs
     )
-    alternatives = [_tensor(spec) for spec in specs]
+    alternatives = [_tensor(spec, examples.get(spec.name)) for spec in specs]
     if is_open or not alternatives:
         alternatives.append(_reference("InferTensor"))
     schema: _Schema = {
@@ -102,7 +105,7 @@ def _tensors(signature: Signature, side: str) -> _Schema:
     return schema
 
 
-def _tensor(spec: TensorSpec) -> _Schema:
+def _tensor(spec: TensorSpec, example: Tensor | None) -> _Schema:
     datatypes = () if spec.datatype is None else (spec.datatype, *sorted(spec.accepts, key=lambda d: d.name))
     datatype: _Schema = {"enum": [d.name for d in datatypes]} if datatypes else {"type": "string"}
     flat = {"anyOf": [_element(d) for d in datatypes]} if len(datatypes) > 1 else _element(spec.datatype)
@@ -113,7 +116,7 @@ def _tensor(spec: TensorSpec) -> _Schema:
         "required": ["name", "shape", "datatype", "data"],
         "properties": {
             "name": {"const": spec.name},
-            "shape": _shape(spec),
+            "shape": _shape(spec) if example is None else {**_shape(spec), "examples": [list(example.shape)]},
             "datatype": datatype,
             "parameters": {"type": ["object", "null"]},
             "data": {"type": "array", "items": flat if is_flat else {"anyOf": [flat, {"type": "array"}]}},
@@ -143,23 +146,41 @@ def _element(datatype: Datatype | None) -> _Schema:
     return {"type": "integer", "minimum": int(limits.min), "maximum": int(limits.max)}
 
 
-def request_example(signature: Signature) -> dict[str, Any] | None:
-    """Return an inference request for a model, every free axis of length 1.
+def request_example(model: ModelDescription) -> dict[str, Any] | None:
+    """Return an inference request that the model has answered, or for one that was not tried, one of declared sizes.
 
-    None if the model does not declare the datatype of an input, or the request would be very long.
+    None if there is none, or if JSON cannot carry it in reasonable length.
     """
-    specs = [spec for spec in signature.inputs if not spec.optional]
-    tensors = list(_example_tensors(specs))
-    return {"inputs": tensors} if specs and len(tensors) == len(specs) else None
+    inputs = model_example(model)
+    if inputs is None or sum(math.prod(tensor.shape) for tensor in inputs.values()) > _MAX_EXAMPLE_ELEMENTS:
+        return None
+    try:
+        tensors = [
+            {"name": name, "shape": list(t.shape), "datatype": t.datatype.name, "data": _values(t)}
+            for name, t in inputs.items()
+        ]
+    except ValueError:
+        return None
+    return {"inputs": tensors}
 
 
-def _example_tensors(specs: Sequence[TensorSpec]) -> Iterator[dict[str, Any]]:
-    for spec in specs:
-        shape = [1] if spec.shape is None else [1 if n < 0 else n for n in spec.shape]
-        count = math.prod(shape)
-        if spec.datatype is not None and count <= _MAX_EXAMPLE_ELEMENTS:
-            data = [_EXAMPLES[spec.datatype.kind]] * count
-            yield {"name": spec.name, "shape": shape, "datatype": spec.datatype.name, "data": data}
+def model_example(model: ModelDescription) -> Tensors | None:
+    """Return the inputs that a model has answered, or for one that was not tried, some of declared sizes."""
+    if model.example is not None or model.answered_no_example:
+        return model.example
+    return next(example_inputs(model.signature), None)
+
+
+def _values(tensor: Tensor) -> list[Any]:
+    """Return the elements as JSON values, null for NaN. Raises ValueError for bytes that are no text, and infinity."""
+    if tensor.datatype is BYTES:
+        return [bytes(each).decode() for each in tensor.data.flat]
+    values: list[Any] = numpy_numbers(tensor).reshape(-1).tolist()
+    if tensor.datatype.kind != "float":
+        return values
+    if any(map(math.isinf, values)):
+        raise ValueError("infinity")
+    return [None if math.isnan(value) else value for value in values]
 
 
 def _reachable(paths: Mapping[str, Any], schemas: Mapping[str, _Schema]) -> dict[str, _Schema]:

@@ -127,6 +127,7 @@ class SklearnModel(Model):
             batched=self._keeps_rows,
             decodes=True,
             content_type=self._defaults.request,
+            outputs_are_hints=True,
         )
 
     def signature(self) -> Signature:

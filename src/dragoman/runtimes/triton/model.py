@@ -69,6 +69,7 @@ class ConfiguredModel(Model):
             tuple(t.spec for t in self._outputs.values() if t in self._config.outputs or t not in hidden_outputs),
             open_outputs=not self._outputs and signature.open_outputs,
             batched=self._config.max_batch_size > 0 or (not self._config.inputs and signature.batched),
+            outputs_are_hints=not self._config.outputs and signature.outputs_are_hints,
         )
         for name, call in self._config.warmup_calls(folder):
             try:
@@ -135,7 +136,8 @@ class ConfiguredModel(Model):
         theirs = signature.inputs if side == "input" else signature.outputs
         if not configured:
             own = {t.spec.name for t in hidden}
-            configured = [ConfiguredTensor.from_spec(t) for t in theirs if t.name not in own]
+            is_hint = side == "output" and signature.outputs_are_hints
+            configured = [ConfiguredTensor.from_spec(t, is_hint=is_hint) for t in theirs if t.name not in own]
         declared = {t.spec.name for t in configured}
         configured = [*configured, *(t for t in hidden if t.spec.name not in declared)]
         names = [tensor.spec.name for tensor in configured]

@@ -25,10 +25,14 @@ def datatype_of(data_type: str) -> Datatype:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredTensor:
-    """An input or output of a configuration. inner: its shape in the model, with the batch axis, if it has one."""
+    """An input or output of a configuration. inner: its shape in the model, with the batch axis, if it has one.
+
+    is_hint: the output is not configured, and the file that declares it may be wrong.
+    """
 
     spec: TensorSpec
     inner: Shape | None
+    is_hint: bool = False
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], *, has_batch_axis: bool) -> "ConfiguredTensor":
@@ -39,9 +43,9 @@ class ConfiguredTensor:
         return cls(spec, inner)
 
     @classmethod
-    def from_spec(cls, spec: TensorSpec) -> "ConfiguredTensor":
+    def from_spec(cls, spec: TensorSpec, *, is_hint: bool) -> "ConfiguredTensor":
         """Return a tensor of the model itself, which has any datatype and shape that the model declares."""
-        return cls(spec, spec.shape)
+        return cls(spec, spec.shape, is_hint)
 
     def to_model(self, tensor: Tensor) -> Tensor:
         """Return an input in the shape that the model expects."""
@@ -67,6 +71,8 @@ class ConfiguredTensor:
 
     def to_client(self, tensor: Tensor) -> Tensor:
         """Return an output in the configured shape. Raises InvalidOutput if datatype or shape differ."""
+        if self.is_hint:
+            return tensor
         name, expected = self.spec.name, self.spec.datatype
         if expected is not None and tensor.datatype is not expected:
             raise InvalidOutput(f"output '{name}': expected datatype {expected}, got {tensor.datatype}")

@@ -1,0 +1,135 @@
+"""The trial of a model when it is loaded: one example request that it has answered, or the error of its answer.
+
+A model is tried with the example that it ships (`examples.json`, or its own `example_inputs`), else with requests made
+from its declared inputs, until one is answered. It is ready in any case: made-up numbers may be wrong for a right
+model. If none is answered, the reason is reported with its state until it answers a request.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.calls import Generate, Infer, Inference, SignatureFor, Tensors
+from dragoman.core.errors import DragomanError, InvalidInput, NotReady, Overloaded, WorkerLost, public_text
+from dragoman.core.examples import example_inputs
+from dragoman.core.spec import ModelSpec
+from dragoman.core.text import Sampling
+from dragoman.engine.warmup import LoadedReplicas, read_requests
+from dragoman.runtimes.recognise import is_candidate
+from dragoman.system.load_steps import report_step
+from dragoman.workers.pool import Loaded
+
+log = logging.getLogger("dragoman.engine")
+
+EXAMPLES = "examples.json"
+_PROMPT = "Hello"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """inputs: of the example that the model has answered, None if there is none. outputs: its answer.
+
+    error: why it answered none, "" if it did or was not tried.
+    """
+
+    inputs: Tensors | None = None
+    outputs: Tensors | None = None
+    error: str = ""
+
+
+NOT_TRIED = Trial()
+
+
+async def try_model(model: LoadedReplicas) -> Trial:
+    """Send example requests to one replica until one is answered, for at most `trial_s` seconds of the model's spec.
+
+    Not tried are models that keep a state, models without declared inputs or a running worker, and simulators outside
+    of worker processes, where a long evaluation could not be stopped: another server computes, or a thread. A simulator
+    gets one request only.
+    """
+    spec, loaded = model.spec, model.loaded
+    is_simulator = SignatureFor in loaded.calls
+    is_stoppable = model.placement == "process" or not is_simulator
+    if not spec.trial_s or loaded.sequences is not None or not is_stoppable or not model.pool.ready:
+        return NOT_TRIED
+    report_step("trying an example")
+    try:
+        if Generate in loaded.calls:
+            calls: Iterator[Any] = iter([Generate(prompts=(_PROMPT,), sampling=Sampling(max_new_tokens=1))])
+        elif Infer in loaded.calls:
+            calls = await asyncio.to_thread(_examples, spec, loaded)
+        else:
+            return NOT_TRIED
+        trial = await _try_calls(islice(calls, 1) if is_simulator else calls, model)
+    except InvalidInput as error:  # of a file of examples
+        trial = Trial(error=error.message)
+    if trial.error:
+        log.warning("trial failed: model=%s version=%s error=%s", spec.name, spec.version, trial.error)
+    return trial
+
+
+async def _try_calls(calls: Iterator[Any], model: LoadedReplicas) -> Trial:
+    limit_s = model.spec.trial_s
+    end_s = time.monotonic() + limit_s
+    error = ""
+    for call in calls:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            break
+        try:
+            async with asyncio.timeout(None if model.blocks_event_loop else left_s):
+                answer = await model.answer(call, is_trial=True)
+        except TimeoutError:
+            return Trial(error=error or f"no answer within {limit_s:g} s")
+        except (NotReady, Overloaded):  # such as a model that calls one that is not loaded yet
+            return NOT_TRIED
+        except WorkerLost as lost:  # the example has crashed it: no other is tried
+            return Trial(error=lost.message)
+        except DragomanError as failure:
+            error = error or failure.message
+        except Exception as failure:
+            error = error or public_text(failure)
+        else:
+            return Trial(call.inputs if type(call) is Infer else None, outputs_of(answer))
+    return Trial(error=error)
+
+
+def outputs_of(answer: Any) -> Tensors | None:
+    """Return the outputs of an answer, None if it has none."""
+    return answer.outputs if isinstance(answer, Inference) else None
+
+
+def _examples(spec: ModelSpec, loaded: Loaded) -> Iterator[Infer]:
+    """Return the calls of the file of examples, else of the model itself, else those made from its inputs."""
+    if (file := examples_file(spec)) is not None:
+        try:
+            return iter(read_requests(file)[:1])
+        except InvalidInput as error:
+            raise InvalidInput(f"{file.name}: {error.message}") from error
+    if loaded.example is not None:
+        return iter([Infer(loaded.example)])
+    return map(Infer, example_inputs(loaded.signature))
+
+
+def examples_file(spec: ModelSpec) -> Path | None:
+    """Return the file of examples beside a model: `NAME.examples.json`, or `examples.json` if no other model is there.
+
+    The folder of a version may have one of its own.
+    """
+    path = Path(spec.uri.rpartition(":")[0] if ".py:" in spec.uri else spec.uri)
+    if spec.target is not None or not spec.uri or not path.exists():
+        return None
+    folder = path if path.is_dir() else path.parent
+    own = folder / f"{path.stem}.{EXAMPLES}"
+    if path.is_file() and own.is_file():
+        return own
+    folders = [folder, folder.parent] if spec.version and folder.name == spec.version else [folder]
+    file = next((each / EXAMPLES for each in folders if (each / EXAMPLES).is_file()), None)
+    if file is None or path.is_dir() or not any(is_candidate(other) for other in folder.iterdir() if other != path):
+        return file
+    return None
