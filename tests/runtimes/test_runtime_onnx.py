@@ -1,5 +1,6 @@
 """ONNX graphs: names, datatypes and shapes of the graph, results of ONNX Runtime."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.onnx import OnnxModel
+from dragoman.runtimes.onnx.graph import without_zip_maps
+from dragoman.runtimes.onnx.model import OnnxModel
+from dragoman.runtimes.recognise import recognise
 
 
 def _load(path: Path) -> OnnxModel:
@@ -67,17 +70,106 @@ def test_classifier_of_skl2onnx(tmp_path: Path) -> None:
     assert list(_infer(model, Tensor.of(rows), "probabilities")) == ["probabilities"]
 
 
-def test_map_outputs_are_omitted_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("names", [(10, -20, 30), ("setosa", "versicolor", "virginica")])
+def test_the_output_of_a_zip_map_is_the_matrix_before_it(tmp_path: Path, names: tuple[Any, ...]) -> None:
     x, y = load_iris(return_X_y=True)
-    exported = to_onnx(LogisticRegression(max_iter=1000).fit(x, y), x[:1].astype(np.float32), target_opset=18)
+    rows = x.astype(np.float32)
+    exported = to_onnx(LogisticRegression(max_iter=1000).fit(rows, np.array(names)[y]), rows[:1], target_opset=18)
     path = tmp_path / "model.onnx"
     path.write_bytes(exported.SerializeToString())
-    assert [spec.name for spec in _load(path).signature().outputs] == ["output_label"]
-    assert "zipmap=False" in caplog.text
-    del exported.graph.output[0]
-    path.write_bytes(exported.SerializeToString())
-    with pytest.raises(ModelFailed, match="zipmap=False"):
+    model = _load(path)
+    assert model.signature().outputs == (
+        TensorSpec("output_label", INT64 if isinstance(names[0], int) else BYTES, (-1,)),
+        TensorSpec("output_probability", FP32, (-1, 3)),
+    )
+    assert model.signature().batched
+    classes = sorted(names)
+    assert model.class_labels() == {"output_probability": tuple(map(str, classes))}
+    maps = onnxruntime.InferenceSession(path).run(["output_probability"], {"X": rows})[0]
+    result = _infer(model, Tensor.of(rows))
+    assert result["output_probability"].tolist() == [[row[name] for name in classes] for row in maps]
+    dense = without_zip_maps(path)
+    assert dense is not None
+    onnx.checker.check_model(onnx.load_from_string(dense.content))
+
+
+def test_the_zip_map_of_a_graph_without_operators_of_onnx_itself(tmp_path: Path) -> None:
+    """Its file names no version of the operators that Identity is one of; the weights lie beside it."""
+    folder = Path(onnxruntime.__file__).parent / "datasets"
+    (tmp_path / "iris.onnx").write_bytes((folder / "logreg_iris.onnx").read_bytes())
+    dense = without_zip_maps(tmp_path / "iris.onnx")
+    assert dense is not None
+    onnx.checker.check_model(onnx.load_from_string(dense.content))
+    rows = np.array([[5.1, 3.5], [4.9, 3.0], [6.3, 3.3]], np.float32)
+    maps = onnxruntime.InferenceSession(tmp_path / "iris.onnx").run(None, {"float_input": rows})[1]
+    assert _infer(_load(tmp_path / "iris.onnx"), Tensor.of(rows))["probabilities"].tolist() == [
+        [row[0], row[1], row[2]] for row in maps
+    ]
+
+
+def _other_output(path: Path, kind: str) -> None:
+    """Write a graph with an output `z` of another type than a tensor, beside the output `y`."""
+    value = {
+        "seq": helper.make_tensor_sequence_value_info("z", TensorProto.FLOAT, None),
+        "float8": helper.make_tensor_value_info("z", TensorProto.FLOAT8E4M3FN, ["n"]),
+        "optional": helper.make_value_info(
+            "z", helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"]))
+        ),
+    }[kind]
+    node = {
+        "seq": helper.make_node("SplitToSequence", ["x"], ["z"]),
+        "float8": helper.make_node("Cast", ["x"], ["z"], to=TensorProto.FLOAT8E4M3FN),
+        "optional": helper.make_node("Optional", ["x"], ["z"]),
+    }[kind]
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"]), node], "g", tensors[:1], [tensors[1], value])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("seq", "output 'z' is seq(tensor(float)), a sequence, which the protocol cannot carry: expected one tensor"),
+        ("float8", "output 'z' is tensor(float8e4m3fn), of a type without a datatype in the protocol: expected one of"),
+        ("optional", "output 'z' is optional(tensor(float)), a value that may be missing"),
+    ],
+)
+def test_outputs_that_the_protocol_cannot_carry_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, reason: str
+) -> None:
+    path = tmp_path / "m.onnx"
+    _other_output(path, kind)
+    assert [spec.name for spec in _load(path).signature().outputs] == ["y"]
+    assert reason in caplog.text
+    assert "zipmap" not in caplog.text
+    graph = onnx.load(path)
+    del graph.graph.output[0]
+    onnx.save(graph, path)
+    with pytest.raises(ModelFailed, match=re.escape(reason)):
         _load(path)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2, TensorProto.INT4])
+def test_inputs_without_a_datatype_in_the_protocol_are_rejected(tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "m.onnx"
+    tensors = [helper.make_tensor_value_info("x", kind, ["n"]), helper.make_tensor_value_info("y", 1, ["n"])]
+    graph = helper.make_graph([helper.make_node("Cast", ["x"], ["y"], to=1)], "g", tensors[:1], tensors[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    with pytest.raises(ModelFailed, match=r"input 'x' is tensor\(\w+\), of a type without a datatype in the protocol"):
+        _load(path)
+
+
+def test_the_format_of_onnx_runtime(tmp_path: Path) -> None:
+    """A graph in `.ort` form is read by the same runtime."""
+    _graph(tmp_path / "m.onnx", TensorProto.FLOAT, ["n", 2])
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "m.ort")
+    onnxruntime.InferenceSession(tmp_path / "m.onnx", options)
+    assert recognise(tmp_path / "m.ort") == "onnx"
+    model = _load(tmp_path / "m.ort")
+    assert model.signature().inputs == (TensorSpec("x", FP32, (-1, 2)),)
+    x = np.arange(4, dtype=np.float32).reshape(2, 2)
+    assert _infer(model, Tensor.of(x))["y"].tolist() == x.tolist()
 
 
 def test_strings_are_bytes(tmp_path: Path) -> None:

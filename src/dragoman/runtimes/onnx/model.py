@@ -4,7 +4,7 @@ import ctypes
 import logging
 import math
 import mmap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, Array, Datatype
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
-from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.runtimes.files import model_path
+from dragoman.runtimes.onnx import RUNTIME
+from dragoman.runtimes.onnx.graph import shaped_names, without_zip_maps
 
 log = logging.getLogger("dragoman.model")
 
@@ -33,6 +34,8 @@ _DATATYPES: Mapping[str, Datatype] = {
     **{f"int{bits}": DATATYPES[f"INT{bits}"] for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": DATATYPES[f"UINT{bits}"] for bits in (8, 16, 32, 64)},
 }
+# Where ONNX Runtime looks for weights beside a graph that is not read from a file.
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 
 
@@ -40,8 +43,9 @@ class OnnxModel(Model):
     """A graph with its own names, datatypes and shapes; its strings are BYTES in UTF-8.
 
     `parameters.providers` names execution providers of ONNX Runtime (`cpu`, `cuda`, `openvino`, ..., or their full
-    names); the CPU by default. An output that is not a tensor (a classifier's list of maps) is omitted with a warning;
-    a graph without other outputs is rejected.
+    names); the CPU by default. The output of a ZipMap, a classifier's list of maps, is the tensor that ZipMap converts,
+    [rows, classes], with the classes as labels. Any other output that is not a tensor is left out with a warning; a
+    graph without other outputs is rejected.
     """
 
     platform = "onnx_onnxv1"
@@ -51,8 +55,13 @@ class OnnxModel(Model):
         path = model_path(self.spec)
         providers = _providers(ort, self.spec.parameters)
         options = _session_options(ort, self.spec.parameters)
+        self._labels: Mapping[str, Sequence[str]] = {}
         try:
             self._session = ort.InferenceSession(path, options, providers=providers)
+            if _has_maps(self._session) and path.suffix == ".onnx" and (graph := without_zip_maps(path)) is not None:
+                options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent.resolve()))
+                self._session = ort.InferenceSession(graph.content, options, providers=providers)
+                self._labels = graph.labels
         except Exception as error:  # ONNX Runtime's errors share no class of their own.
             raise ModelFailed(f"'{path.name}' cannot be loaded by ONNX Runtime: {error}") from error
         # ONNX Runtime falls back to the CPU, with a line in its log, if a provider cannot be started.
@@ -67,6 +76,9 @@ class OnnxModel(Model):
 
     def signature(self) -> Signature:
         return self._signature
+
+    def class_labels(self) -> Mapping[str, Sequence[str]]:
+        return self._labels
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
         names = list(call.outputs) or [s.name for s in self._signature.outputs]
@@ -170,22 +182,49 @@ def _signature(session: Any, path: Path) -> Signature:
     inputs = [(node, _datatype(node.type)) for node in session.get_inputs()]
     for node, datatype in inputs:
         if datatype is None:
-            raise ModelFailed(f"'{file}': input '{node.name}' is {node.type}; only tensors can be served")
+            raise ModelFailed(f"'{file}': input '{node.name}' is {_explain_type(node.type)}")
     outputs = [node for node in session.get_outputs() if _datatype(node.type) is not None]
-    omitted = [f"'{node.name}' ({node.type})" for node in session.get_outputs() if _datatype(node.type) is None]
+    omitted = [
+        f"output '{node.name}' is {_explain_type(node.type)}"
+        for node in session.get_outputs()
+        if _datatype(node.type) is None
+    ]
+    if omitted and not outputs:
+        raise ModelFailed(f"'{file}': {'; '.join(omitted)}")
     if omitted:
-        advice = "outputs that are not tensors cannot be served; export a classifier with zipmap=False"
-        if not outputs:
-            raise ModelFailed(f"'{file}': {', '.join(omitted)}: {advice}")
-        log.warning("'%s': left out %s: %s", file, ", ".join(omitted), advice)
+        log.warning("'%s': left out: %s", file, "; ".join(omitted))
     nodes = [node for node, _ in inputs]
-    shaped = _shaped_names(path) if any(not node.shape for node in (*nodes, *outputs)) else None
+    has_shapes = path.suffix != ".onnx" or all(node.shape for node in (*nodes, *outputs))
+    shaped = None if has_shapes else shaped_names(path)
     return Signature(
         inputs=tuple(_spec(node, shaped) for node in nodes),
         outputs=tuple(_spec(node, shaped) for node in outputs),
         batched=_share_rows([*nodes, *outputs]),
         outputs_are_hints=True,
     )
+
+
+def _has_maps(session: Any) -> bool:
+    return any(node.type.startswith("seq(map(") for node in session.get_outputs())
+
+
+def _explain_type(onnx_type: str) -> str:
+    """Return the type of a value that cannot be served, the reason, and what to do about it."""
+    kind = onnx_type.partition("(")[0]
+    reason = {
+        "seq": "a sequence, which the protocol cannot carry: expected one tensor; join its elements in the graph, by "
+        "ConcatFromSequence",
+        "map": "a map, which the protocol cannot carry: expected a tensor of its values",
+        "optional": "a value that may be missing, which the protocol cannot carry: expected a tensor",
+        "sparse_tensor": "sparse, which the protocol cannot carry: expected a dense tensor",
+        "tensor": "of a type without a datatype in the protocol: expected one of "
+        f"{', '.join(_DATATYPES)}; convert it in the graph, by Cast",
+    }.get(kind, "no tensor")
+    if onnx_type.startswith("seq(map("):
+        reason = (
+            "a list of maps, which the protocol cannot carry: expected a tensor; export a classifier with zipmap=False"
+        )
+    return f"{onnx_type}, {reason}"
 
 
 def _datatype(onnx_type: str) -> Datatype | None:
@@ -198,49 +237,6 @@ def _spec(node: Any, shaped: Collection[str] | None) -> TensorSpec:
         return TensorSpec(node.name, _datatype(node.type))
     shape = tuple(n if isinstance(n, int) and n >= 0 else -1 for n in node.shape)
     return TensorSpec(node.name, _datatype(node.type), shape)
-
-
-def _shaped_names(path: Path) -> set[str]:
-    """Return the names of the inputs and outputs of a file that have a shape.
-
-    ONNX Runtime describes one without a shape, which may have any, like a scalar. Fields of onnx.proto: graph 7 of
-    ModelProto, input 11 and output 12 of GraphProto, name 1 and type 2 of ValueInfoProto, tensor_type 1 of TypeProto,
-    shape 2 of its Tensor.
-    """
-    names: set[str] = set()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        for graph in _values_of(mapped, 7, 0, len(mapped)):
-            for info in (*_values_of(mapped, 11, *graph), *_values_of(mapped, 12, *graph)):
-                kinds = [kind for each in _values_of(mapped, 2, *info) for kind in _values_of(mapped, 1, *each)]
-                if any(True for kind in kinds for _ in _values_of(mapped, 2, *kind)):
-                    names.update(mapped[start:end].decode() for start, end in _values_of(mapped, 1, *info))
-    return names
-
-
-def _values_of(data: mmap.mmap, number: int, at: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each value of a field, which has a length, in a protobuf message from `at` to `end`."""
-    while at < end:
-        key, at = _varint(data, at)
-        match key & 7:
-            case 0:
-                _, at = _varint(data, at)
-            case 2:
-                size, at = _varint(data, at)
-                if key >> 3 == number:
-                    yield at, at + size
-                at += size
-            case kind:
-                at += 8 if kind == 1 else 4
-
-
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
 
 
 def _declares_rows(session: Any, path: Path) -> bool:
@@ -264,6 +260,3 @@ def _share_rows(nodes: Iterable[Any]) -> bool:
     """Return whether the first axis of every tensor is dynamic and the same: of one name, or all unnamed."""
     first = {node.shape[0] if node.shape else 0 for node in nodes}
     return len(first) == 1 and not isinstance(first.pop(), int)
-
-
-RUNTIME = Runtime(load=OnnxModel, packages=("onnxruntime",), extra="onnx", suffixes=(".onnx",), placement="thread")
