@@ -1,6 +1,8 @@
 """Signatures of SavedModels return what TensorFlow returns when it is called directly."""
 
+import importlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,58 @@ def _load(path: Path, **parameters: Any) -> TensorFlowModel:
     model = TensorFlowModel(ModelSpec(name="m", uri=str(path), parameters=parameters))
     model.load()
     return model
+
+
+def _reject(path: Path, kind: str) -> None:
+    """Change a SavedModel so that `tf.saved_model.load` rejects it."""
+    messages: Any = importlib.import_module("tensorflow.core.protobuf.saved_model_pb2")
+    saved = messages.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    graph = saved.meta_graphs[0]
+    if kind == "slots":  # as Keras 2 wrote those of its optimizers
+        slot = {"original_variable_node_id": 1, "slot_name": "m", "slot_variable_node_id": 1}
+        graph.object_graph_def.nodes[0].slot_variables.add(**slot)
+    elif kind == "graphs":
+        other = saved.meta_graphs.add()
+        other.CopyFrom(graph)
+        other.meta_info_def.tags.append("gpu")
+        saved.meta_graphs.reverse()
+    else:
+        graph.ClearField("graph_def")
+        graph.ClearField("object_graph_def")
+    (path / "saved_model.pb").write_bytes(saved.SerializeToString())
+
+
+@pytest.mark.parametrize("kind", ["slots", "graphs"])
+def test_a_saved_model_that_one_loader_rejects_is_loaded_by_the_other(saved: Path, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(saved, path)
+    _reject(path, kind)
+    with pytest.raises((AttributeError, ValueError, RuntimeError)):
+        tf.saved_model.load(str(path))
+    model = _load(path)
+    specs = [
+        {spec.name: spec for spec in (*each.inputs, *each.outputs)}
+        for each in (model.signature(), _load(saved).signature())
+    ]
+    assert specs[0] == specs[1]
+    rows = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+    rows.flags.writeable = False
+    inputs = {"text": Tensor.of(np.array([b"a", b"\xffb"], dtype=object)), "x": Tensor.of(rows)}
+    result, expected = model.infer(Infer(inputs)), _load(saved).infer(Infer(inputs))
+    np.testing.assert_array_equal(result["y"], expected["y"])
+    assert result["upper"].tolist() == [b"A", b"\xffB"]
+    assert list(model.infer(Infer(inputs, ("y",)))) == ["y"]
+    assert _load(path, signature_name="double").infer(Infer({"x": Tensor.of([1, 2], BF16)}))["y"].tolist() == [2, 4]
+    with pytest.raises(ModelFailed, match="has no signature 'other', but "):
+        _load(path, signature_name="other")
+
+
+def test_a_saved_model_that_both_loaders_reject_has_both_reasons(saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(saved, path)
+    _reject(path, "empty")
+    with pytest.raises(ModelFailed, match=r"'model' cannot be loaded: \w+: .*; as by TensorFlow 1: \w+: "):
+        _load(path)
 
 
 def test_serving_default(saved: Path) -> None:

@@ -1,7 +1,7 @@
 """TensorFlow SavedModels and frozen graphs."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,16 @@ _DATATYPES: Mapping[str, Datatype] = {
 class TensorFlowModel(Model):
     """One signature of a SavedModel: `parameters.signature_name`, `serving_default` by default.
 
+    A SavedModel that `tf.saved_model.load` rejects is loaded as by TensorFlow 1, into a session: one that Keras 2 wrote
+    with the slots of its optimizer, or one with several graphs, for example.
+
     Or a frozen graph (GraphDef), whose inputs are its placeholders and whose outputs are the nodes that no other node
     uses; `parameters.outputs` names others.
     """
 
     platform = "tensorflow_savedmodel"
     merges = 0
+    _run: Callable[[Mapping[str, Tensor]], Mapping[str, Array]]
 
     def load(self) -> None:
         path = model_path(self.spec)
@@ -47,17 +51,42 @@ class TensorFlowModel(Model):
         if not (path / "saved_model.pb").is_file():
             raise ModelFailed(f"'{path.name}' is no SavedModel; expected a folder that holds saved_model.pb")
         self._tensorflow = RUNTIME.require("tensorflow")
-        # The functions hold their variables only weakly: the loaded object has to live as long as the model.
-        self._loaded = self._tensorflow.saved_model.load(str(path))
-        signature_name = self.spec.parameters.get("signature_name", "serving_default")
-        if signature_name not in self._loaded.signatures:
-            raise ModelFailed(
-                f"'{path.name}' has no signature '{signature_name}', but "
-                f"{', '.join(self._loaded.signatures) or 'none'}; name one as parameters.signature_name"
+        name = str(self.spec.parameters.get("signature_name", "serving_default"))
+        try:
+            # The functions hold their variables only weakly: the loaded object has to live as long as the model.
+            self._loaded = self._tensorflow.saved_model.load(str(path))
+        except Exception as error:  # TensorFlow has many classes of errors
+            self._load_session(path, name, error)
+            return
+        self._use_function(_find_signature(self._loaded.signatures, name, path))
+
+    def _use_function(self, function: Any) -> None:
+        inputs = function.structured_input_signature[1]
+        self._run = lambda feed: {
+            name: value.numpy() for name, value in function(**self._to_tensorflow(feed, inputs)).items()
+        }
+        self._signature = _signature(inputs, function.structured_outputs)
+
+    def _load_session(self, path: Path, name: str, reason: Exception) -> None:
+        """Load a SavedModel into a session. Raises ModelFailed with the `reason` why the other loader rejects it."""
+        v1, graph = self._tensorflow.compat.v1, self._tensorflow.Graph()
+        session = v1.Session(graph=graph)
+        try:
+            with graph.as_default():
+                signatures = v1.saved_model.load(session, _tags(path), str(path)).signature_def
+            signature = _find_signature(signatures, name, path)
+            inputs, outputs = (
+                {n: graph.get_tensor_by_name(t.name) for n, t in side.items()} for side in _sides(signature)
             )
-        self._function = self._loaded.signatures[signature_name]
-        self._inputs: Mapping[str, Any] = self._function.structured_input_signature[1]
-        self._signature = _signature(self._inputs, self._function.structured_outputs)
+            run = session.make_callable([*outputs.values()], [*inputs.values()])
+        except ModelFailed:
+            raise
+        except Exception as error:
+            raise ModelFailed(
+                f"'{path.name}' cannot be loaded: {_describe(reason)}; as by TensorFlow 1: {_describe(error)}"
+            ) from error
+        self._run = lambda feed: dict(zip(outputs, run(*(feed[name].data for name in inputs)), strict=True))
+        self._signature = _signature(inputs, outputs)
 
     def _load_graph(self, path: Path) -> None:
         self.platform = "tensorflow_graphdef"
@@ -74,23 +103,63 @@ class TensorFlowModel(Model):
             pruned = wrapped.prune([tensors[name] for name in inputs], {name: tensors[name] for name in outputs})
         except Exception as error:  # TensorFlow and protobuf have many classes of errors
             raise ModelFailed(f"'{path.name}' cannot be loaded as a frozen graph: {error}") from error
-        self._inputs = {name: tensors[name] for name in inputs}
-        self._function = lambda **feed: pruned(*(feed[name] for name in inputs))
-        self._signature = _signature(self._inputs, {name: tensors[name] for name in outputs})
+
+        def run(feed: Mapping[str, Tensor]) -> Mapping[str, Array]:
+            converted = self._to_tensorflow(feed, tensors)
+            return {name: value.numpy() for name, value in pruned(*(converted[name] for name in inputs)).items()}
+
+        self._run = run
+        self._signature = _signature(
+            {name: tensors[name] for name in inputs}, {name: tensors[name] for name in outputs}
+        )
 
     def signature(self) -> Signature:
         return self._signature
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
-        feed = {name: self._to_tensorflow(name, tensor) for name, tensor in call.inputs.items()}
-        results = self._function(**feed)
-        return {name: results[name].numpy() for name in call.outputs or results}
+        results = self._run(call.inputs)
+        return {name: results[name] for name in call.outputs or results}
 
-    def _to_tensorflow(self, name: str, tensor: Tensor) -> Any:
-        try:
-            return self._tensorflow.constant(tensor.data, dtype=self._inputs[name].dtype)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(f"input '{name}': TensorFlow takes no such {tensor.datatype} here: {error}") from error
+    def _to_tensorflow(self, tensors: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs as tensors of TensorFlow."""
+        converted = {}
+        for name, tensor in tensors.items():
+            try:
+                converted[name] = self._tensorflow.constant(tensor.data, dtype=inputs[name].dtype)
+            except (TypeError, ValueError) as error:
+                raise InvalidInput(
+                    f"input '{name}': TensorFlow takes no such {tensor.datatype} here: {error}"
+                ) from error
+        return converted
+
+
+def _find_signature(signatures: Mapping[str, Any], name: str, path: Path) -> Any:
+    if name not in signatures:
+        known = ", ".join(each for each in signatures if not each.startswith("__saved_model")) or "none"
+        raise ModelFailed(
+            f"'{path.name}' has no signature '{name}', but {known}; name one as parameters.signature_name"
+        )
+    return signatures[name]
+
+
+def _tags(path: Path) -> Sequence[str]:
+    """Return the tags of the graph to serve: the one with the fewest of those with the tag `serve`, else the first."""
+    messages = RUNTIME.require("tensorflow.core.protobuf.saved_model_pb2")
+    saved = messages.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    tags = [list(graph.meta_info_def.tags) for graph in saved.meta_graphs]
+    return min((each for each in tags if "serve" in each), key=len, default=tags[0])
+
+
+def _sides(signature: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return inputs and outputs of a signature. Raises ModelFailed if one is not a plain tensor."""
+    for name, tensor in (*signature.inputs.items(), *signature.outputs.items()):
+        if not tensor.name:
+            raise ModelFailed(f"'{name}' is {tensor.WhichOneof('encoding')}, expected a dense tensor")
+    return signature.inputs, signature.outputs
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Signature:
