@@ -11,11 +11,12 @@ import torch
 
 from dragoman import open_engine
 from dragoman.core.calls import Infer
-from dragoman.core.datatypes import BF16, BYTES, FP32
+from dragoman.core.datatypes import BF16, BOOL, BYTES, FP32, FP64, INT64
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
+from dragoman.runtimes.recognise import recognise
 from dragoman.runtimes.torch import TorchModel
 
 ROWS = np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4)
@@ -115,7 +116,9 @@ def test_script_by_position(tmp_path: Path) -> None:
 
 def test_script_with_optional_arguments(tmp_path: Path) -> None:
     model = _load(_script(Double(), tmp_path / "model.ts"))
-    assert model.signature().inputs == (TensorSpec("x"), TensorSpec("scale", optional=True))
+    x, scale, power = model.signature().inputs
+    assert (x, scale) == (TensorSpec("x"), TensorSpec("scale", optional=True))
+    assert (power.name, power.datatype, power.shape, power.optional) == ("power", INT64, (), True)
     for dtype in (np.float32, np.float64, np.int64, np.uint8, np.float16):
         rows = np.arange(4).astype(dtype)
         (result,) = _infer(model, x=rows)
@@ -176,10 +179,92 @@ def test_pickled_weights_are_rejected(tmp_path: Path) -> None:
         _load(tmp_path / "model.pt2", allow_pickle=True)
 
 
-def test_results_other_than_tensors_are_rejected(tmp_path: Path) -> None:
-    model = _load(_script(Nested(), tmp_path / "model.pt"))
-    with pytest.raises(InvalidOutput, match="got list"):
-        _infer(model, x=ROWS.copy())
+class Scalars(torch.nn.Module):
+    """Python numbers and a text among the arguments and results; `state` has no default."""
+
+    def forward(
+        self, x: torch.Tensor, rate: int, shift: float, negate: bool, unit: str, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, int, tuple[float, bool, str]]:
+        y = x * rate + shift
+        if negate:
+            y = -y
+        if state is not None:
+            y = y + state
+        return y, rate * 2, (shift / 2, not negate, unit + "s")
+
+
+@pytest.mark.parametrize("name", ["model.jit", "model.torchscript", "model.pt"])
+def test_numbers_and_texts_of_a_script_are_tensors_of_shape_nothing(tmp_path: Path, name: str) -> None:
+    path = _script(Scalars(), tmp_path / name)
+    assert recognise(path) == "torch"
+    model = _load(path)
+    inputs = {spec.name: (spec.datatype, spec.shape, spec.optional) for spec in model.signature().inputs}
+    assert inputs == {
+        "x": (None, None, False),
+        "rate": (INT64, (), False),
+        "shift": (FP64, (), False),
+        "negate": (BOOL, (), False),
+        "unit": (BYTES, (), False),
+        "state": (None, None, True),
+    }
+    outputs = {spec.name: (spec.datatype, spec.shape) for spec in model.signature().outputs}
+    assert outputs == {
+        "output-0": (None, None),
+        "output-1": (INT64, ()),
+        "output-2-0": (FP64, ()),
+        "output-2-1": (BOOL, ()),
+        "output-2-2": (BYTES, ()),
+    }
+    arguments = {"rate": np.array(3, np.int16), "shift": np.array(0.5), "negate": np.array(True), "unit": "meter"}
+    y, *rest = _infer(model, x=ROWS.copy(), **arguments)
+    np.testing.assert_array_equal(y, -(ROWS * 3 + 0.5).astype(np.float32))
+    assert [each.tolist() for each in rest] == [6, 0.25, False, "meters"]
+    (y, *_) = _infer(model, x=ROWS.copy(), **arguments, state=ROWS.copy())
+    np.testing.assert_array_equal(y, -(ROWS * 3 + 0.5) + ROWS)
+
+
+class Times(torch.nn.Module):
+    """A number, a pair of tensors and a keyword; nested results."""
+
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor], n: int, *, flag: bool) -> Any:
+        return {"product": pair[0] * n, "parts": (pair[0], [pair[1]])}
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_numbers_of_an_exported_program(tmp_path: Path, is_dynamic: bool) -> None:
+    """A number is part of the program, unless it was exported as dynamic."""
+    shapes = {"pair": (None, None), "n": torch.export.Dim.DYNAMIC if is_dynamic else None, "flag": None}
+    args = ((torch.zeros(2), torch.ones(3)), 2)
+    program = torch.export.export(Times(), args, kwargs={"flag": True}, dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "model.pt2")
+    model = _load(tmp_path / "model.pt2", allow_pickle=True)
+    specs = {spec.name: (spec.datatype, spec.shape) for spec in model.signature().inputs}
+    assert specs == {"pair_0": (FP32, (2,)), "pair_1": (FP32, (3,)), **({"n": (INT64, ())} if is_dynamic else {})}
+    assert [spec.name for spec in model.signature().outputs] == ["product", "parts-0", "parts-1-0"]
+    pair = {"pair_0": np.array([1, 2], np.float32), "pair_1": np.array([3, 4, 5], np.float32)}
+    result = _infer(model, **pair, **({"n": np.array(5)} if is_dynamic else {}))
+    assert {name: each.tolist() for name, each in result.items()} == {
+        "product": [5, 10] if is_dynamic else [2, 4],
+        "parts-0": [1, 2],
+        "parts-1-0": [3, 4, 5],
+    }
+
+
+class Detector(torch.nn.Module):
+    """Boxes of each picture, as of torchvision's detectors."""
+
+    def forward(self, x: torch.Tensor) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+        return {}, [{"boxes": row, "scores": row.sum()} for row in x]
+
+
+def test_tensors_in_lists_and_dicts_have_names_of_their_own(tmp_path: Path) -> None:
+    model = _load(_script(Detector(), tmp_path / "model.pt"))
+    assert model.signature().open_outputs
+    result = _infer(model, x=ROWS[:2].copy())
+    assert list(result) == ["output-1-0-boxes", "output-1-0-scores", "output-1-1-boxes", "output-1-1-scores"]
+    np.testing.assert_array_equal(result["output-1-1-boxes"], ROWS[1])
+    model = _load(_script(Nested(), tmp_path / "nested.pt"))
+    assert list(_infer(model, x=ROWS.copy())) == ["output-0-0", "output-1"]
 
 
 class Nested(torch.nn.Module):
@@ -187,3 +272,26 @@ class Nested(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
         return [x], x
+
+
+class Missing(torch.nn.Module):
+    """A result that is no tensor, and an argument that no tensor can be."""
+
+    def forward(self, x: torch.Tensor, sizes: list[int] | None = None) -> tuple[torch.Tensor, torch.device]:
+        return x, x.device
+
+
+class Lists(torch.nn.Module):
+    """An argument that no tensor can be."""
+
+    def forward(self, x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        return x
+
+
+def test_other_types_are_rejected(tmp_path: Path) -> None:
+    model = _load(_script(Missing(), tmp_path / "model.pt"))
+    assert [spec.name for spec in model.signature().inputs] == ["x"]
+    with pytest.raises(InvalidOutput, match="output 'output-1': expected a tensor, got device"):
+        _infer(model, x=ROWS.copy())
+    with pytest.raises(ModelFailed, match=r"argument 'sizes' of forward is List\[int\]; expected a tensor, int, float"):
+        _load(_script(Lists(), tmp_path / "lists.pt"))

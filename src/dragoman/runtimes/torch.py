@@ -2,15 +2,16 @@
 
 import warnings
 import zipfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dragoman.codecs.elements import strings
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer
-from dragoman.core.datatypes import BF16, BYTES, DATATYPES, FP32, Array, Datatype
+from dragoman.core.datatypes import BF16, BYTES, DATATYPES, FP32, FP64, INT64, NUMERIC, Array, Datatype, widens
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model, Result
 from dragoman.core.runtime import Runtime
@@ -32,12 +33,35 @@ _DATATYPES: Mapping[str, Datatype] = {
 }
 
 
-class TorchModel(Model):
-    """A program of torch.jit (.pt, .pth, .ts) or of torch.export (.pt2), on the CPU.
+_INTEGERS = frozenset(d for d in NUMERIC if d.kind in ("int", "uint") and widens(d, INT64))
+# Datatypes of the Python types of TorchScript, and those that convert to them.
+_SCALARS: Mapping[str, tuple[Datatype, frozenset[Datatype]]] = {
+    "int": (INT64, _INTEGERS),
+    "float": (FP64, frozenset(d for d in NUMERIC if widens(d, FP64))),
+    "bool": (DATATYPES["BOOL"], frozenset()),
+    "str": (BYTES, frozenset()),
+}
 
-    Inputs have the names of forward's arguments. An output that is a tensor or a tuple is `output-0`,
-    `output-1`, ...; one that is a dict has its keys. TorchScript declares neither datatypes nor shapes, nor
-    whether rows are independent: calls are merged only if the operator sets `max_batch_size`.
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """The interface of a program. scalars: inputs that are Python numbers or texts, not tensors.
+
+    arguments: returns positional and keyword arguments for the inputs of a call by name.
+    """
+
+    signature: Signature
+    scalars: frozenset[str]
+    arguments: Callable[[Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
+
+
+class TorchModel(Model):
+    """A program of torch.jit (.pt, .pth, .ts, .jit, ...) or of torch.export (.pt2), on the CPU.
+
+    Inputs have the names of forward's arguments; an int, float, bool or str is a tensor of shape []. An output that is
+    a tensor or a tuple is `output-0`, `output-1`, ...; one that is a dict has its keys. The positions and keys of
+    tuples, lists and dicts within are appended: `output-1-0`, `boxes-0`. TorchScript declares neither datatypes nor
+    shapes, nor whether rows are independent: calls are merged only if the operator sets `max_batch_size`.
     """
 
     merges = 0
@@ -52,12 +76,12 @@ class TorchModel(Model):
             self.platform = "pytorch_export"
             program = _load_export(self._torch, path)
             self._module = program.module()
-            self._signature, self._positional = _export_signature(program, path)
+            self._program = _exported_program(self._torch, program)
         else:
             self.platform = "pytorch_torchscript"
             self._module = _load_script(self._torch, path)
-            self._signature = _script_signature(self._module, path, self.spec)
-            self._positional = 0
+            self._program = _script_program(self._module, path, self.spec)
+        self._signature = self._program.signature
         self._offer_derivatives()
 
     def signature(self) -> Signature:
@@ -65,16 +89,17 @@ class TorchModel(Model):
 
     def infer(self, call: Infer) -> Result:
         known = [spec.name for spec in self._signature.inputs]
-        inputs = {name: self._to_torch(name, tensor) for name, tensor in call.inputs.items()}
+        inputs = call.inputs
         # Inputs renamed by the operator are in the order of the program.
         if not inputs.keys() <= set(known):
             inputs = dict(zip(known, inputs.values(), strict=False))
+        values = {name: self._to_torch(name, tensor) for name, tensor in inputs.items()}
         with self._torch.inference_mode():
-            return self._result(self._run(inputs))
+            return self._result(self._run(values))
 
-    def _run(self, inputs: dict[str, Any]) -> Any:
-        arguments = [inputs.pop(spec.name) for spec in self._signature.inputs[: self._positional]]
-        return self._module(*arguments, **inputs)
+    def _run(self, inputs: Mapping[str, Any]) -> Any:
+        positional, named = self._program.arguments(inputs)
+        return self._module(*positional, **named)
 
     # --- derivatives -----------------------------------------------------------------------------------------
 
@@ -116,7 +141,7 @@ class TorchModel(Model):
         result = self._run(dict(zip(names, tensors, strict=True)))
         if isinstance(result, dict) and self._vector_signature:
             return tuple(result[spec.name] for spec in self._vector_signature.outputs)
-        return (result,) if isinstance(result, self._torch.Tensor) else tuple(result)
+        return tuple(value for _, value in _leaves(result))
 
     def _gradient(self, call: Gradient) -> Any:
         return self._derivatives.gradient(*self._indices_and_inputs(call, call.input), call.sens.data)
@@ -140,6 +165,8 @@ class TorchModel(Model):
         return (outputs.index(str(call.output)), *(names.index(str(name)) for name in inputs), vectors)
 
     def _to_torch(self, name: str, tensor: Tensor) -> Any:
+        if name in self._program.scalars:
+            return str(strings(tensor, name)) if tensor.datatype is BYTES else tensor.data.item()
         if tensor.datatype is BYTES:
             raise InvalidInput(f"input '{name}': PyTorch has no strings; expected numbers, got BYTES")
         array = tensor.data.view(np.uint16) if tensor.datatype is BF16 else tensor.data
@@ -150,24 +177,34 @@ class TorchModel(Model):
         return shared.view(self._torch.bfloat16) if tensor.datatype is BF16 else shared
 
     def _result(self, result: Any) -> Result:
-        match result:
-            case self._torch.Tensor():
-                return (self._to_numpy(result),)
-            case dict():
-                return {str(name): self._to_numpy(value) for name, value in result.items()}
-            case tuple() | list():
-                return tuple(self._to_numpy(value) for value in result)
-        raise InvalidOutput(f"expected a tensor, or a tuple or dict of tensors, got {type(result).__name__}")
+        if isinstance(result, dict) or not self._signature.outputs:
+            return {name: self._to_numpy(name, value) for name, value in _leaves(result) if value is not None}
+        return tuple(self._to_numpy(name, value) for name, value in _leaves(result))
 
-    def _to_numpy(self, value: Any) -> Array:
+    def _to_numpy(self, name: str, value: Any) -> Array:
+        if isinstance(value, bool | int | float | str):
+            return np.array(value, object if isinstance(value, str) else None)
         if not isinstance(value, self._torch.Tensor):
-            raise InvalidOutput(f"expected a tensor, got {type(value).__name__} inside the output")
+            raise InvalidOutput(f"output '{name}': expected a tensor, got {type(value).__name__}")
         value = value.detach().cpu()
         if value.dtype == self._torch.bfloat16:
             array: Array = value.view(self._torch.uint16).numpy().view(BF16.dtype)
         else:
             array = value.resolve_conj().resolve_neg().numpy()
         return array
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in a result by name: those in tuples, lists and dicts, or the result itself."""
+    match value:
+        case tuple() | list():
+            for index, each in enumerate(value):
+                yield from _leaves(each, f"{name or 'output'}-{index}")
+        case dict():
+            for key, each in value.items():
+                yield from _leaves(each, f"{name}-{key}" if name else str(key))
+        case _:
+            yield name or "output-0", value
 
 
 # --- TorchScript -----------------------------------------------------------------------------------------
@@ -196,30 +233,50 @@ def _is_torchscript(path: Path) -> bool:
     return "constants.pkl" in names and any(name.startswith("code/") for name in names)
 
 
-def _script_signature(module: Any, path: Path, spec: ModelSpec) -> Signature:
+def _script_program(module: Any, path: Path, spec: ModelSpec) -> _Program:
+    """Return the interface of a TorchScript program. Raises ModelFailed for arguments that no tensor can be."""
     schema = module.forward.schema
-    inputs = []
+    inputs, scalars = [], set()
+    absent: dict[str, None] = {}
     for argument in schema.arguments[1:]:  # the first one is the module itself
-        optional = argument.has_default_value()
-        if str(argument.type) in ("Tensor", "Optional[Tensor]"):
+        kind = str(argument.type)
+        inner = kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
+        optional = argument.has_default_value() or inner != kind
+        if inner == "Tensor":
             inputs.append(TensorSpec(argument.name, optional=optional))
+        elif inner in _SCALARS:
+            datatype, accepts = _SCALARS[inner]
+            inputs.append(TensorSpec(argument.name, datatype, (), accepts, optional))
+            scalars.add(argument.name)
         elif not optional:
             raise ModelFailed(
-                f"'{path.name}': argument '{argument.name}' of forward is {argument.type}; expected a tensor"
+                f"'{path.name}': argument '{argument.name}' of forward is {kind}; expected a tensor, "
+                f"{', '.join(_SCALARS)}, or a default value"
             )
+        if optional and not argument.has_default_value():
+            absent[argument.name] = None
     outputs = _script_outputs(schema.returns[0].type)
-    return Signature(
-        tuple(inputs), outputs, open_outputs=not outputs, batched=spec.max_batch_size > 1, outputs_are_hints=True
+    signature = Signature(
+        tuple(inputs),
+        tuple(outputs or ()),
+        open_outputs=not outputs,
+        batched=spec.max_batch_size > 1,
+        outputs_are_hints=True,
     )
+    return _Program(signature, frozenset(scalars), lambda values: ((), {**absent, **values}))
 
 
-def _script_outputs(kind: Any) -> tuple[TensorSpec, ...]:
-    """Return the outputs by position; none if the program returns a dict, whose keys are unknown."""
-    if kind.kind() == "TensorType":
-        return (TensorSpec("output-0"),)
-    if kind.kind() == "TupleType":
-        return tuple(TensorSpec(f"output-{i}") for i, _ in enumerate(kind.elements()))
-    return ()
+def _script_outputs(kind: Any, name: str = "") -> list[TensorSpec] | None:
+    """Return the outputs, those in tuples by position; None if the program returns a dict or list, of unknown size."""
+    match kind.kind():
+        case "TensorType":
+            return [TensorSpec(name or "output-0")]
+        case "TupleType":
+            parts = [_script_outputs(each, f"{name or 'output'}-{i}") for i, each in enumerate(kind.elements())]
+            return None if None in parts else [spec for part in parts for spec in part or ()]
+        case "IntType" | "FloatType" | "BoolType" | "StringType":
+            return [TensorSpec(name or "output-0", _SCALARS[str(kind)][0], ())]
+    return None
 
 
 # --- torch.export ----------------------------------------------------------------------------------------
@@ -232,46 +289,69 @@ def _load_export(torch: Any, path: Path) -> Any:
         raise ModelFailed(f"'{path.name}' cannot be loaded by torch.export.load: {error}") from error
 
 
-def _export_signature(program: Any, path: Path) -> tuple[Signature, int]:
-    """Return the signature and the number of positional inputs; the others are keyword arguments."""
+def _exported_program(torch: Any, program: Any) -> _Program:
+    """Return the interface of an exported program. Numbers that it was exported with are part of the program."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    positional, keywords = program.call_spec.in_spec.children()
-    leaves = [*positional.children(), *keywords.children()]
-    inputs = program.graph_signature.user_inputs
-    if any(not leaf.is_leaf() for leaf in leaves) or any(not hasattr(values.get(n), "dtype") for n in inputs):
-        raise ModelFailed(f"'{path.name}': expected one tensor for every argument of the exported program")
-    outputs = _output_names(program.call_spec.out_spec, path)
-    named = [*zip(_input_names(inputs, positional, keywords), inputs, strict=True)]
+    leaves = program.graph_signature.user_inputs
+    names = dict(zip(_leaf_names(program.call_spec.in_spec, leaves), leaves, strict=True))
+    inputs = {name: node for name, node in names.items() if isinstance(node, str) and node in values}
+    outputs = _output_names(program.call_spec.out_spec)
     named_out = [*zip(outputs, program.graph_signature.user_outputs, strict=True)]
-    rows = {_rows(values.get(node)) for _, node in (*named, *named_out)}
+    tensors = {name: values[node] for name, node in inputs.items()}
+    scalars = {name for name, value in tensors.items() if not hasattr(value, "dtype")}
+    rows = {_rows(value) for value in (*tensors.values(), *(_value(values, node) for _, node in named_out))}
     signature = Signature(
-        inputs=tuple(_tensor_spec(name, values[node]) for name, node in named),
-        outputs=tuple(_tensor_spec(name, values.get(node)) for name, node in named_out),
+        inputs=tuple(_tensor_spec(name, value) for name, value in tensors.items()),
+        outputs=tuple(_tensor_spec(name, _value(values, node)) for name, node in named_out),
         batched=len(rows) == 1 and "" not in rows,
         outputs_are_hints=True,
     )
-    return signature, len(positional.children())
+    unflatten, spec = torch.utils._pytree.tree_unflatten, program.call_spec.in_spec
+
+    def arguments(given: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        positional, named = unflatten([given[n] if n in inputs else leaf for n, leaf in names.items()], spec)
+        return positional, named
+
+    return _Program(signature, frozenset(scalars), arguments)
 
 
-def _input_names(inputs: tuple[str, ...], positional: Any, keywords: Any) -> list[str]:
-    count = len(positional.children())
-    return [*inputs[:count], *(keywords.context or ())]
+def _leaf_names(in_spec: Any, leaves: Sequence[Any]) -> list[str]:
+    """Return a name for each leaf of the arguments: keyword arguments by their keys, others by their nodes."""
+    positional, keywords = in_spec.children()
+    names = [str(leaf) for leaf in leaves]
+    at = positional.num_leaves
+    for key, each in zip(keywords.context or (), keywords.children(), strict=True):
+        if each.is_leaf():
+            names[at] = str(key)
+        at += each.num_leaves
+    return [name if names.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(names)]
 
 
-def _output_names(out_spec: Any, path: Path) -> list[str]:
-    leaves = out_spec.children()
+def _output_names(out_spec: Any, name: str = "") -> list[str]:
+    """Return a name for each leaf of the result, as `_leaves` names it."""
     if out_spec.is_leaf():
-        return ["output-0"]
-    if any(not leaf.is_leaf() for leaf in leaves):
-        raise ModelFailed(f"'{path.name}': the exported program gives nested outputs; expected a tuple or dict")
-    return [str(k) for k in out_spec.context] if out_spec.type is dict else [f"output-{i}" for i in range(len(leaves))]
+        return [name or "output-0"]
+    if out_spec.type is dict:
+        parts = [(f"{name}-{key}" if name else str(key)) for key in out_spec.context]
+    else:
+        parts = [f"{name or 'output'}-{i}" for i in range(len(out_spec.children()))]
+    return [leaf for part, each in zip(parts, out_spec.children(), strict=True) for leaf in _output_names(each, part)]
+
+
+def _value(values: Mapping[str, Any], node: Any) -> Any:
+    """Return what is known of an output: of a node, or a number that is part of the program."""
+    return values.get(node) if isinstance(node, str) else node
 
 
 def _tensor_spec(name: str, value: Any) -> TensorSpec:
-    if not hasattr(value, "dtype"):
+    if hasattr(value, "dtype"):
+        shape = tuple(n if isinstance(n, int) else -1 for n in value.shape)
+        return TensorSpec(name, _DATATYPES.get(str(value.dtype)), shape)
+    kind = type(value).__name__.removeprefix("Sym").lower()  # such as a SymInt
+    if kind not in _SCALARS:
         return TensorSpec(name)
-    shape = tuple(n if isinstance(n, int) else -1 for n in value.shape)
-    return TensorSpec(name, _DATATYPES.get(str(value.dtype)), shape)
+    datatype, accepts = _SCALARS[kind]
+    return TensorSpec(name, datatype, (), accepts)
 
 
 def _rows(value: Any) -> str:
@@ -285,7 +365,7 @@ RUNTIME = Runtime(
     packages=("torch",),
     extra="torch",
     suffixes=(".pt2",),
-    shared_suffixes=(".pt", ".pth", ".ts"),
+    shared_suffixes=(".pt", ".pth", ".ts", ".jit", ".ptl", ".torchscript"),
     is_model_file=_is_torchscript,
     expected=(
         "a program of TorchScript or torch.export, not weights or a module that torch.save has pickled; write one by "
