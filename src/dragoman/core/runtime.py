@@ -44,6 +44,8 @@ class Runtime(Struct, frozen=True, kw_only=True):
     suffixes : files with these suffixes (lower case) are models of this runtime.
     shared_suffixes : files with these suffixes are, if `is_model_file(path)`; other files have them, too.
     expected : contents of a model file with a shared suffix, for the message that rejects another file.
+    objects : the classes, as `module.Class`, whose instances `load` takes as the `target` of a spec: a pickle that
+        holds one is a model of this runtime.
     folder_files : a folder that holds one of these files is a model of this runtime; so is one with
         `is_model_folder(path)`.
     priority : if several runtimes recognise a file or folder, the one with the highest priority loads it.
@@ -64,6 +66,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     shared_suffixes: tuple[str, ...] = ()
     is_model_file: Callable[[Path], bool] = _any
     expected: str = ""
+    objects: tuple[str, ...] = ()
     folder_files: tuple[str, ...] = ()
     is_model_folder: Callable[[Path], bool] = _none
     priority: int = 0

@@ -1,6 +1,7 @@
-"""CatBoost models, in its own binary form."""
+"""CatBoost models, in its own binary form or in pickles."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ _CATEGORIES = frozenset(d for d in NUMERIC if d.kind in ("bool", "int", "uint"))
 
 
 class CatBoostModel(Model):
-    """A CatBoost classifier if its loss function has classes, else a regressor or ranker.
+    """A CatBoost classifier if its loss function has classes, else a regressor or ranker. A pickle has its own class.
 
     Input: the matrix `input`, [rows, features], of any number type; NaN is a missing value. CatBoost computes in FP32:
     floats are rounded, and integers must be exact in it. A model with categorical or text features has one input per
@@ -36,24 +37,27 @@ class CatBoostModel(Model):
 
     def load(self) -> None:
         catboost = RUNTIME.require("catboost")
-        path = model_path(self.spec)
         self._error_type: type[Exception] = catboost.CatBoostError
-        try:
-            classes = catboost.CatBoost().load_model(path).classes_
-            self._model = catboost.CatBoostClassifier() if len(classes) else catboost.CatBoostRegressor()
-            self._model.load_model(path)
-        except self._error_type as error:
-            raise ModelFailed(f"'{path.name}' is no CatBoost model: {error}") from error
+        file = Path(self.spec.uri).name
+        if self.spec.target is None:
+            try:
+                self._model = _read(catboost, model_path(self.spec))
+            except self._error_type as error:
+                raise ModelFailed(f"'{file}' is no CatBoost model: {error}") from error
+        else:
+            self._model, self.platform = self.spec.target, "catboost_pickle"
+            if not self._model.is_fitted():
+                raise ModelFailed(f"'{file}' holds a {type(self._model).__name__} that was not fitted")
         if self._model.get_embedding_feature_indices():
             # The library reads past the end of a vector that is too short, and the file does not state its length.
-            raise ModelFailed(f"'{path.name}' has embedding features, which cannot be checked and are not served")
+            raise ModelFailed(f"'{file}' has embedding features, which cannot be checked and are not served")
         self._inputs = self._input_specs()
         self._is_matrix = self._inputs[0].name == "input" and len(self._inputs[0].shape or ()) == 2
         self._pandas = None if self._is_matrix else RUNTIME.require("pandas")
         self._defaults = Defaults.of(self.spec)
         self._signature = Signature(
             inputs=self._inputs,
-            outputs=self._output_specs(len(classes) > 0),
+            outputs=self._output_specs(),
             batched=True,
             decodes=True,
             content_type=self._defaults.request,
@@ -118,15 +122,27 @@ class CatBoostModel(Model):
         columns = [(name, *kinds.get(i, (FP64, NUMERIC))) for i, name in enumerate(names)]
         return tuple(TensorSpec(name, datatype, (-1,), accepts=accepts) for name, datatype, accepts in columns)
 
-    def _output_specs(self, classifies: bool) -> tuple[TensorSpec, ...]:
+    def class_labels(self) -> Mapping[str, Sequence[str]]:
+        has_labels = self._signature.output("predict_proba") is not None
+        return {"predict_proba": [str(each) for each in self._model.classes_]} if has_labels else {}
+
+    def _output_specs(self) -> tuple[TensorSpec, ...]:
         """Return the outputs, from a prediction for one row of zeros."""
         row = self._rows({spec.name: _sample(spec) for spec in self._inputs})
+        classifies = hasattr(self._model, "predict_proba")
         names = ("predict", "predict_proba", "raw") if classifies else ("predict", "raw")
         outputs = {name: self._predict(name, row) for name in names}
         return tuple(
             TensorSpec(name, datatype_of(array.dtype), (-1, *array.shape[1:]), optional=name != "predict")
             for name, array in outputs.items()
         )
+
+
+def _read(catboost: Any, path: Path) -> Any:
+    classes = catboost.CatBoost().load_model(path).classes_
+    model = catboost.CatBoostClassifier() if len(classes) else catboost.CatBoostRegressor()
+    model.load_model(path)
+    return model
 
 
 def _sample(spec: TensorSpec) -> Tensor:
@@ -139,5 +155,6 @@ RUNTIME = Runtime(
     packages=("catboost",),
     extra="catboost",
     suffixes=(".cbm", ".catboost"),
+    objects=("catboost.core.CatBoost",),
     placement="thread",
 )

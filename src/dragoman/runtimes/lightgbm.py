@@ -1,4 +1,4 @@
-"""LightGBM models in text form."""
+"""LightGBM models in text form, and Boosters in pickles."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,9 @@ from dragoman.runtimes.tables import content, matrix
 
 
 class LightGBMModel(Model):
-    """A Booster. Its input is the matrix `input`, [rows, features]; NaN is a missing value.
+    """A Booster, in a text file or in a pickle.
+
+    Its input is the matrix `input`, [rows, features]; NaN is a missing value.
 
     With content type `np` or `pd` a call sends an array or the columns of a data frame instead.
 
@@ -29,11 +31,14 @@ class LightGBMModel(Model):
 
     def load(self) -> None:
         lightgbm = RUNTIME.require("lightgbm")
-        path = model_path(self.spec)
-        try:
-            self._booster = lightgbm.Booster(model_file=path)
-        except lightgbm.basic.LightGBMError as error:
-            raise ModelFailed(f"'{path.name}' is no LightGBM text model: {error}") from error
+        if self.spec.target is None:
+            path = model_path(self.spec)
+            try:
+                self._booster = lightgbm.Booster(model_file=path)
+            except lightgbm.basic.LightGBMError as error:
+                raise ModelFailed(f"'{path.name}' is no LightGBM text model: {error}") from error
+        else:
+            self._booster, self.platform = self.spec.target, "lightgbm_pickle"
         self._defaults = Defaults.of(self.spec)
         features = self._booster.num_feature()
         row = np.asarray(self._booster.predict(np.zeros((1, features))))
@@ -78,5 +83,6 @@ RUNTIME = Runtime(
     shared_suffixes=(".bst", ".json", ".model", ".txt"),
     is_model_file=_is_model_file,
     expected="a text file of save_model of LightGBM",
+    objects=("lightgbm.basic.Booster",),
     placement="thread",
 )

@@ -22,7 +22,9 @@ _LABEL_OBJECTIVES = ("binary:logistic", "multi:softprob")
 
 
 class XGBoostModel(Model):
-    """A Booster. Its input is the matrix `input`, [rows, features]; NaN is a missing value.
+    """A Booster, in a file of its own or in a pickle.
+
+    Its input is the matrix `input`, [rows, features]; NaN is a missing value.
 
     It computes in FP32: floats are rounded, integers must be exact. With content type `np` or `pd` a call sends an
     array or the columns of a data frame instead.
@@ -38,15 +40,17 @@ class XGBoostModel(Model):
 
     def load(self) -> None:
         xgboost = RUNTIME.require("xgboost")
-        path = model_path(self.spec)
-        self._booster = xgboost.Booster()
-        try:
-            self._booster.load_model(path)
-        except (xgboost.core.XGBoostError, ValueError) as error:
-            raise ModelFailed(f"'{path.name}' is no XGBoost model: {str(error).splitlines()[0]}") from error
+        self._booster = xgboost.Booster() if self.spec.target is None else self.spec.target
+        self.platform = "xgboost_pickle"
+        if self.spec.target is None:
+            path = model_path(self.spec)
+            self.platform = "xgboost_json" if path.suffix == ".json" else "xgboost_ubj"
+            try:
+                self._booster.load_model(path)
+            except (xgboost.core.XGBoostError, ValueError) as error:
+                raise ModelFailed(f"'{path.name}' is no XGBoost model: {str(error).splitlines()[0]}") from error
         self._matrix = xgboost.DMatrix
         self._defaults = Defaults.of(self.spec)
-        self.platform = "xgboost_json" if path.suffix == ".json" else "xgboost_ubj"
         probe = np.zeros((1, self._booster.num_features()), np.float32)
         # A linear booster cannot predict in place; it needs its own copy of the matrix.
         self._in_place = self._try_in_place(probe, xgboost.core.XGBoostError)
@@ -184,5 +188,6 @@ RUNTIME = Runtime(
     shared_suffixes=(".bst", ".json", ".model", ".txt"),
     is_model_file=_is_model_file,
     expected="a JSON or UBJSON file of save_model of XGBoost",
+    objects=("xgboost.core.Booster",),
     placement="thread",
 )

@@ -30,8 +30,11 @@ class Table(Protocol):
     def from_content(self, value: Any) -> Any:
         """Convert the value of a content type (array, data frame or list) to the argument of the estimator."""
 
+    def sample(self) -> Mapping[str, Any] | None:
+        """Return inputs of one row that the estimator probably accepts; None if its width is unknown."""
+
     def probe(self) -> Any:
-        """Return one row that the estimator probably accepts."""
+        """Return that row as the argument of the estimator."""
 
 
 def table_of(estimator: Any) -> Table:
@@ -70,8 +73,11 @@ class Documents:
             raise InvalidInput(f"expected one input of text, got {', '.join(map(repr, value.columns))}")
         return [text.decode() if isinstance(text, bytes) else text for text in texts]
 
+    def sample(self) -> Mapping[str, Any]:
+        return {self.inputs[0].name: ["text"]}
+
     def probe(self) -> Any:
-        return ["a"]
+        return ["text"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,9 @@ class Matrix:
     def from_content(self, value: Any) -> Any:
         width = np.shape(value)[-1] if self.samples is None else len(self.samples)
         return self._to_frame(matrix(value, width, self.names))
+
+    def sample(self) -> Mapping[str, Any] | None:
+        return None if self.samples is None else {self.inputs[0].name: np.array([self.samples])}
 
     def probe(self) -> Any:
         return self._to_frame(np.array([self.samples or (0.0,)]))
@@ -126,6 +135,9 @@ class InputColumns:
         known = [name for name, _ in self._columns() if name in used or name in value.columns]
         frame = columns_in_order(value, known)
         return self._to_frame({name: frame[name].to_numpy() for name in known}) if self.names is None else frame
+
+    def sample(self) -> Mapping[str, Any]:
+        return {name: [sample] for name, sample in self._columns() if sample is not None}
 
     def probe(self) -> Any:
         return self._to_frame({n: np.array([s], object if isinstance(s, str) else float) for n, s in self._columns()})

@@ -1,15 +1,18 @@
 """scikit-learn estimators and pipelines, saved by joblib or pickle, which are checked before they are loaded."""
 
+import logging
 import pickletools
 import warnings
 from _compat_pickle import IMPORT_MAPPING
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dragoman import plugins
 from dragoman.codecs.decode import Defaults
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import Array, datatype_of
@@ -21,7 +24,10 @@ from dragoman.runtimes.files import check_installed, check_pickle, model_path
 from dragoman.runtimes.sklearn import RUNTIME
 from dragoman.runtimes.sklearn.independence import has_independent_rows
 from dragoman.runtimes.sklearn.inputs import Table, table_of
+from dragoman.runtimes.sklearn.saved_version import describe, explain_version, saved_version
 from dragoman.runtimes.tables import content
+
+log = logging.getLogger("dragoman.model")
 
 # The first bytes of compressed files: zlib, gzip, bz2, lzma, xz, lz4.
 _COMPRESSED = (b"x", b"\x1f\x8b", b"BZ", b"]\x00", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
@@ -80,6 +86,32 @@ def _python3_name(module: str) -> str:
     return IMPORT_MAPPING.get(module, module)
 
 
+def load(spec: ModelSpec) -> Model:
+    """Return the model of a pickle: of the runtime whose objects it holds, such as a Booster of XGBoost, or an
+    estimator. Raises ModelFailed if it cannot be read."""
+    value = read_pickle(spec)
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(value).__mro__}
+    for runtimes in (plugins.built_in_runtimes, plugins.other_runtimes):
+        for runtime in runtimes().values():
+            if kinds.intersection(runtime.objects):
+                return runtime.load(replace(spec, target=value))
+    return SklearnModel(replace(spec, target=value))
+
+
+def read_pickle(spec: ModelSpec) -> Any:
+    """Return the object in a file. Raises ModelFailed, with the version that has saved it if it is another one."""
+    path = model_path(spec)
+    check_pickle(path, spec)
+    joblib, sklearn = RUNTIME.require("joblib"), RUNTIME.require("sklearn")
+    try:
+        return joblib.load(path)
+    except Exception as error:  # whatever code in the file raises
+        form = "by joblib" if path.suffix == ".joblib" else "by pickle"
+        advice = explain_version(path.name, saved_version(path), sklearn.__version__)
+        message = f"'{path.name}' cannot be read as a model saved {form}: {describe(error)}"
+        raise ModelFailed(f"{message}; {advice}" if advice else message) from error
+
+
 # The methods that answer, each an output of its name; the first that an estimator has is the default output.
 _METHODS = ("predict", "transform", "predict_proba", "decision_function")
 
@@ -94,17 +126,13 @@ class SklearnModel(Model):
     """
 
     def load(self) -> None:
-        path = model_path(self.spec)
-        check_pickle(path, self.spec)
-        joblib = RUNTIME.require("joblib")
-        RUNTIME.require("sklearn")
+        path = Path(self.spec.uri)
         self.platform = "sklearn_joblib" if path.suffix == ".joblib" else "sklearn_pickle"
-        try:
-            self._estimator = joblib.load(path)
-        except Exception as error:  # whatever code in the file raises
-            form = "by joblib" if path.suffix == ".joblib" else "by pickle"
-            message = f"'{path.name}' cannot be read as a model saved {form}: {type(error).__name__}: {error}"
-            raise ModelFailed(message) from error
+        self._estimator = read_pickle(self.spec) if self.spec.target is None else self.spec.target
+        saved, installed = saved_version(path, decompress=False), RUNTIME.require("sklearn").__version__
+        self._advice = explain_version(path.name, saved, installed)
+        if self._advice:
+            log.warning("%s; its results may differ: model=%s", self._advice, self.spec.name)
         self._methods = [name for name in _METHODS if callable(getattr(self._estimator, name, None))]
         fitted = callable(getattr(self._estimator, "fit", None))  # a data frame can transform, too
         usable = self._methods and (fitted or self._methods != ["transform"])
@@ -133,6 +161,16 @@ class SklearnModel(Model):
     def signature(self) -> Signature:
         return self._signature
 
+    def example_inputs(self) -> Mapping[str, Any] | None:
+        """Return the sample row: categories and texts that the estimator knows."""
+        return self._table.sample()
+
+    def class_labels(self) -> Mapping[str, Sequence[str]]:
+        classes = getattr(self._estimator, "classes_", None)
+        if classes is None or "predict_proba" not in self._sources or getattr(classes, "ndim", 0) != 1:
+            return {}
+        return {"predict_proba": [str(each) for each in classes]}
+
     def infer(self, call: Infer) -> Mapping[str, Array]:
         value = content(call, self._defaults)
         rows = self._table.rows(call.inputs) if value is None else self._table.from_content(value)
@@ -148,6 +186,11 @@ class SklearnModel(Model):
         except ValueError as error:
             # scikit-learn checks its input itself: NaN where none may be, an unknown category.
             raise InvalidInput(f"{type(self._estimator).__name__}.{method}: {error}") from error
+        except Exception as error:
+            if not self._advice:
+                raise
+            what = f"{type(self._estimator).__name__}.{method} raised {describe(error)}"
+            raise ModelFailed(f"{what}; {self._advice}") from error
         if isinstance(value, list):
             return {f"{method}-{i}": np.asarray(each) for i, each in enumerate(value)}
         # Encoders give sparse matrices, and `set_output` data frames; a tensor is dense.
