@@ -167,7 +167,7 @@ def test_models_that_can_be_loaded_have_no_remarks(tmp_path: Path, capsys: pytes
         ("model-settings.json", '{"parameters": ["a"]}', "'parameters': expected an object, got ['a']"),
         ("model-settings.json", '{"parameters": {"uri": 5}}', "{}/model-settings.json: 'uri': expected text, got 5"),
         ("model-settings.json", '{"versions": "v1"}', "'versions': expected a list, got 'v1'"),
-        ("model-settings.json", '{"name": "b"}', "model 'b': no runtime is known for {}"),
+        ("model-settings.json", '{"name": "b"}', "is not served: the folder holds no model"),
         ("model-settings.json", '{"name": "b", "parameters": {"uri": "a.onnx"}}', "file '{}/a.onnx' not found"),
         (
             "model-settings.json",

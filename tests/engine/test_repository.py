@@ -264,7 +264,7 @@ def test_paths_without_models_are_rejected(tmp_path: Path) -> None:
         scan_specs(tmp_path)
     with pytest.raises(InvalidInput, match="not found: expected a model file"):
         scan_specs(tmp_path / "nope")
-    with pytest.raises(InvalidInput, match="no runtime is known for the file"):
+    with pytest.raises(InvalidInput, match=r"x\.csv' is not served: no runtime is known for files of this kind"):
         scan_specs(write(tmp_path / "x.csv"))
 
 

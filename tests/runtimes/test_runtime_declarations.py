@@ -15,7 +15,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
 from dragoman.runtimes.files import preflight_check
-from dragoman.runtimes.recognise import recognise, unrecognised_reason
+from dragoman.runtimes.recognise import recognise, refusal
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -142,7 +142,7 @@ def test_a_runtime_of_another_package(tmp_path: Path, caplog: pytest.LogCaptureF
         "runtime not available: name=broken error=cannot import 'lines_absent:RUNTIME': "
         "ModuleNotFoundError: No module named 'lines_absent'"
     ]
-    assert unrecognised_reason(tmp_path / "c.txt") == (
+    assert refusal(tmp_path / "c.txt") == (
         "'c.txt' is not a model: expected a text file of save_model of LightGBM or a JSON or UBJSON file of save_model "
         "of XGBoost or a file of lines"
     )

@@ -15,7 +15,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.plugins import runtime
 from dragoman.runtimes.files import preflight_check
 from dragoman.runtimes.openvino import OpenVinoModel
-from dragoman.runtimes.recognise import recognise, unrecognised_reason
+from dragoman.runtimes.recognise import recognise, refusal
 
 openvino = pytest.importorskip("openvino")
 ops = openvino.opset13
@@ -85,7 +85,7 @@ def test_faults(tmp_path: Path) -> None:
         load(path, config=3)
     path.with_suffix(".bin").unlink()
     assert recognise(path) is None
-    assert "its weights in the .bin file of the same name" in unrecognised_reason(path)
+    assert "its weights in the .bin file of the same name" in refusal(path)
     with pytest.raises(ModelFailed, match=r"'m\.bin' not found: expected the weights beside 'm\.xml'"):
         preflight_check(ModelSpec(name="m", runtime="openvino", uri=str(path)))
     (tmp_path / "pom.xml").write_text("<project/>")

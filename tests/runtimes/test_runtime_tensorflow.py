@@ -15,7 +15,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.recognise import recognise, unrecognised_reason
+from dragoman.runtimes.recognise import recognise, refusal
 from dragoman.runtimes.tensorflow import TensorFlowModel
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -197,4 +197,4 @@ def test_faults_of_frozen_graphs(tmp_path: Path) -> None:
     for name, content in (("saved_model.pb", b"\x08\x01\x12"), ("net.pb", b"\x0a\x03net"), ("empty.pb", b"")):
         (tmp_path / name).write_bytes(content)
         assert recognise(tmp_path / name) is None, name
-    assert "a saved_model.pb is served as its folder" in unrecognised_reason(tmp_path / "saved_model.pb")
+    assert "a saved_model.pb is served as its folder" in refusal(tmp_path / "saved_model.pb")

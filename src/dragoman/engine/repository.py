@@ -12,7 +12,7 @@ from dragoman.core.file_states import file_states
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.engine.search import FoundModel, Search, SkippedFile
 from dragoman.engine.version_routing import VersionRouting
-from dragoman.runtimes.recognise import model_file, recognise, unrecognised_reason
+from dragoman.runtimes.recognise import model_file, recognise, refusal
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _EXPECTED_URL = "`url`: expected the absolute path, or the file:// URL, of a folder or file on the server's machine"
@@ -245,8 +245,7 @@ def _with_runtime(spec: ModelSpec, path: Path | None) -> ModelSpec:
     if runtime is None and not file.exists():
         raise InvalidInput(f"model '{spec.name}': file '{file}' not found; expected the path of the model's file")
     if runtime is None:
-        reason = unrecognised_reason(file) or f"no runtime is known for {file}; name one as `runtime`"
-        raise InvalidInput(f"model '{spec.name}': {reason}")
+        raise InvalidInput(f"model '{spec.name}': '{file.name}' is not served: {refusal(file)}")
     return _with_files(replace(spec, runtime=runtime, uri=str(file)), path, file)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.engine import model_files
-from dragoman.runtimes.recognise import own_name, recognise, skip_reason, unrecognised_reason
+from dragoman.runtimes.recognise import own_name, recognise, refusal, skip_reason
+from dragoman.runtimes.unserved import UNKNOWN, reason_of
 from dragoman.workers.probe import probe
 
 log = logging.getLogger("dragoman.engine")
@@ -26,6 +27,7 @@ _IGNORED = {"__pycache__", "node_modules"}
 _SKIPPED_NAMED = 3
 # Seconds that a file may take to be imported: as long as a model may take to load.
 _IMPORT_TIMEOUT_S = 600.0
+_NO_MODEL = "the folder holds no model file"
 # A file without either of these contains no model of the `umbridge` package.
 _UMBRIDGE_MARKS = (b"umbridge", b"get_input_sizes")
 
@@ -84,6 +86,8 @@ class Search:
             yield FoundModel(self._object_name(name), None, {"runtime": runtime, "uri": name}, {})
         elif path.is_dir():
             self._root = path.resolve()
+            if recognise(path) is None and (reason := reason_of(self._root)):
+                raise InvalidInput(f"'{name}' is not served: {reason}")
             settings = model_files.environment_settings(self._root)
             if settings is None:
                 yield from self._search_folder(self._root)
@@ -91,12 +95,7 @@ class Search:
                 yield FoundModel(settings.get("name") or _name(self._root), self._root, settings, {})
         elif path.is_file():
             if recognise(path) is None:
-                known = ", ".join(sorted({each for r in plugins.built_in_runtimes().values() for each in r.suffixes}))
-                raise InvalidInput(
-                    unrecognised_reason(path)
-                    or f"no runtime is known for the file '{name}'; expected a model file ({known}, ...), or a "
-                    "folder with it and a dragoman.toml that names its runtime"
-                )
+                raise InvalidInput(f"'{name}' is not served: {refusal(path)}")
             yield from self._file(path.resolve(), _name(path))
         else:
             raise InvalidInput(f"'{name}' not found: expected a model file, a folder of models or module:object")
@@ -133,6 +132,9 @@ class Search:
             if _has_mlserver_settings(folder):  # MLServer: every model-settings.json below is a model too
                 yield from (source for p in folders for source in self._search_settings(p))
             return
+        if reason := reason_of(folder):
+            self._skip(folder, reason)
+            return
         overrides = model_files.repository_settings(folder)
         below = [source for p in folders for source in self._search_subfolder(p, above)]
         for source in [*self._model_files(folder), *below]:
@@ -158,8 +160,9 @@ class Search:
         """Return models that are files: each one directly in the folder that is served, at most one in a sub-folder."""
         paths = [p for p in _entries(folder) if p.is_file()]
         files = [p for p in paths if p.suffix != ".py" and recognise(p) is not None]
+        belong = UNKNOWN if files and folder != self._root else ""  # files of unknown kinds beside the model
         for path in paths:
-            if path not in files and (reason := skip_reason(path)):
+            if path not in files and (reason := skip_reason(path)) and reason != belong:
                 self._skip(path, reason)
         if folder == self._root:
             return [FoundModel(folder.name if p.stem == "model" else _name(p), p, {}, {}) for p in files]
@@ -187,11 +190,29 @@ class Search:
         real = folder.resolve()
         if real in above:
             return
+        before, is_empty = len(self.skipped), True
         try:
-            yield from self._search_folder(folder, above | {real})
+            for found in self._search_folder(folder, above | {real}):
+                is_empty = False
+                yield found
         except (InvalidInput, OSError) as error:
             reason = error if isinstance(error, InvalidInput) else InvalidInput(f"{folder} cannot be read: {error}")
             yield FoundModel(folder.name, folder, {}, {}, reason)
+            return
+        if is_empty and all(
+            each.reason.endswith(UNKNOWN) or each.reason == _NO_MODEL for each in self.skipped[before:]
+        ):
+            self._skip_folder(folder, before)
+
+    def _skip_folder(self, folder: Path, before: int) -> None:
+        """Report a folder without models instead of its files of unknown kinds and its sub-folders."""
+        unknown = [each for each in self.skipped[before:] if each.reason != _NO_MODEL]
+        del self.skipped[before:]
+        if unknown:
+            name = Path(unknown[0].file).name
+            self._skip(folder, unknown[0].reason if len(unknown) == 1 else f"{_NO_MODEL}; {name}: {UNKNOWN}")
+        elif any(_entries(folder)):
+            self._skip(folder, _NO_MODEL)
 
     def _search_settings(self, folder: Path) -> Iterator[FoundModel]:
         if _has_mlserver_settings(folder):

@@ -8,26 +8,15 @@ from typing import Any
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.generation.folder import PROCESSORS, takes_images
+from dragoman.runtimes.unserved import UNKNOWN, reason_of, unknown_reason
 
 # Suffixes that many other files have, too: such a file is reported only if it is called model.*
 _COMMON_SUFFIXES = frozenset({".json", ".txt"})
+_NAMED = 3  # files of a folder without a model that the reason names
 _SCRIPT = (
     "a Python file in a folder is not a model by itself; name it in the command (dragoman serve FILE), or call it "
     "model.py in a sub-folder of its own"
 )
-# Formats that no runtime loads: what to serve instead.
-_UNSUPPORTED: Mapping[str, str] = {
-    ".ggml": "GGML is not supported; expected the folder that save_pretrained writes, with config.json and safetensors",
-    ".safetensors": "weights alone are not a model; expected them beside the config.json that save_pretrained writes",
-    ".ckpt": "a checkpoint is not a model; export it as ONNX, torch.export or TorchScript",
-    ".h5": "Keras files are not supported; write a SavedModel folder by model.export(folder)",
-    ".keras": "Keras files are not supported; write a SavedModel folder by model.export(folder)",
-    ".tflite": "TensorFlow Lite is not supported; write a SavedModel folder or ONNX",
-    ".pmml": "PMML is not supported: complete evaluators need Java, and sklearn-pmml-model 1.0.8 ignores "
-    "transformations and targets, which gives wrong values; save the model by joblib or as ONNX",
-    ".netdef": "Caffe2 is retired; convert the network to ONNX with caffe2.python.onnx of PyTorch before 2.0",
-    ".params": "MXNet is retired; convert the network to ONNX with mxnet.onnx.export_model of MXNet 1.9",
-}
 
 
 def recognise(path: Path) -> str | None:
@@ -48,7 +37,31 @@ def own_name(path: Path) -> str:
     return runtime.own_name(path) if runtime and runtime.own_name else ""
 
 
-def unrecognised_reason(path: Path) -> str:
+def refusal(path: Path) -> str:
+    """Return why a file or folder that was named as a model is none, and what to serve instead."""
+    if reason := reason_of(path) or _mismatch(path):
+        return reason
+    if not path.is_dir():
+        return UNKNOWN
+    inside = [(entry.name, skip_reason(entry)) for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
+    reasons = [f"{name}: {reason}" for name, reason in inside if reason]
+    return f"the folder holds no model; {'; '.join(reasons[:_NAMED]) or 'expected a model file'}"
+
+
+def skip_reason(path: Path) -> str:
+    """Return why a file or folder among models is not served; "" for what is not like a model, as a README."""
+    suffix = path.suffix.lower()
+    if suffix == ".py":
+        return "" if path.name.startswith("__") else _SCRIPT
+    if reason := reason_of(path):
+        return reason
+    if path.is_dir():
+        return ""
+    mismatch = _mismatch(path) if suffix not in _COMMON_SUFFIXES or path.stem == "model" else ""
+    return mismatch or unknown_reason(path)
+
+
+def _mismatch(path: Path) -> str:
     """Return why a file is not a model although its suffix is that of one; "" for any other file."""
     if not path.is_file():
         return ""
@@ -58,16 +71,6 @@ def unrecognised_reason(path: Path) -> str:
     if not expected or recognise(path) is not None:
         return ""
     return f"'{path.name}' is not a model: expected {' or '.join(expected)}"
-
-
-def skip_reason(path: Path) -> str:
-    """Return why a file in a folder of models is not served; "" for files that are not like models, as a README."""
-    suffix = path.suffix.lower()
-    if suffix == ".py":
-        return "" if path.name.startswith("__") else _SCRIPT
-    if suffix in _UNSUPPORTED:
-        return _UNSUPPORTED[suffix]
-    return unrecognised_reason(path) if suffix not in _COMMON_SUFFIXES or path.stem == "model" else ""
 
 
 def model_file(folder: Path) -> Path | None:
