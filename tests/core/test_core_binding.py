@@ -272,4 +272,4 @@ def test_derived_fields_of_a_signature() -> None:
     assert (ONE.sole, TWO.sole) == (Y, None)
     assert Signature((X,), (Z,)).sole is None
     assert Signature((X,), (Y,), unchecked=True).sole is None
-    assert repr(ONE).endswith("content_type='', unchecked=False)")  # no derived fields
+    assert repr(ONE).endswith("content_type='', unchecked=False, outputs_are_hints=False)")  # no derived fields

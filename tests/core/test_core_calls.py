@@ -158,6 +158,7 @@ def test_calls_have_defaults() -> None:
         "deadline_s": None,
         "metadata": {},
         "models": None,
+        "is_trial": False,
     }
     assert field_values(Response(1)) == {"answer": 1, "model": "", "version": ""}
     assert field_values(Inference({})) == {"outputs": {}, "parameters": NONE, "metadata": {}}

@@ -68,7 +68,7 @@ async def busy(options: ScheduleOptions, **settings: Any) -> AsyncIterator[Busy]
     Recorder.gate.clear()
     Recorder.seen.clear()
     Recorder.parameters.clear()
-    settings = {"max_batch_size": 1, **settings}
+    settings = {"max_batch_size": 1, "trial_s": 0, **settings}
     spec = ModelSpec(name="Recorder", target=Recorder, runtime="python", schedule=options, **settings)
     async with Engine(Repository([spec])) as engine:
         found = Busy(engine)

@@ -8,7 +8,7 @@ from typing import Any
 from dragoman.core.calls import Generate, Infer, ModelDescription, SignatureFor
 from dragoman.core.options import split_list
 from dragoman.engine.deployment import Deployment
-from dragoman.protocols.openapi.model import request_example
+from dragoman.protocols.openapi.model import model_example, request_example
 from dragoman.server import Server
 
 # Longer bodies are left to `dragoman infer --example`, which makes them from the signature.
@@ -53,11 +53,12 @@ def _command(server: Server, deployment: Deployment, kind: str) -> str:
         return ""
     if "oip_rest" not in protocols:
         return f"dragoman infer grpc://{server.grpc_url} {shlex.quote(name)} --example" if server.grpc_url else ""
+    infer = f"dragoman infer {server.http_url} {shlex.quote(name)}"
+    if model_example(model) is None:
+        return infer
     body = request_example(model)
-    if body is None:
-        return f"dragoman infer {server.http_url} {shlex.quote(name)}"
-    command = _curl(server, f"/v2/models/{name}/infer", body)
-    return command if len(command) <= _MAX_BODY else f"dragoman infer {server.http_url} {shlex.quote(name)} --example"
+    command = "" if body is None else _curl(server, f"/v2/models/{name}/infer", body)
+    return command if 0 < len(command) <= _MAX_BODY else f"{infer} --example"
 
 
 def _point(model: ModelDescription) -> list[list[float]]:

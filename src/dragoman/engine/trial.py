@@ -50,7 +50,7 @@ async def try_model(model: LoadedReplicas) -> Trial:
 
     Not tried are models that keep a state, models without declared inputs or a running worker, and simulators outside
     of worker processes, where a long evaluation could not be stopped: another server computes, or a thread. A simulator
-    gets one request only.
+    gets one request only. Where datatypes or shapes are not declared, failing with guessed ones is no failure.
     """
     spec, loaded = model.spec, model.loaded
     is_simulator = SignatureFor in loaded.calls
@@ -58,16 +58,20 @@ async def try_model(model: LoadedReplicas) -> Trial:
     if not spec.trial_s or loaded.sequences is not None or not is_stoppable or not model.pool.ready:
         return NOT_TRIED
     report_step("trying an example")
+    is_guess = False
     try:
         if Generate in loaded.calls:
             calls: Iterator[Any] = iter([Generate(prompts=(_PROMPT,), sampling=Sampling(max_new_tokens=1))])
         elif Infer in loaded.calls:
-            calls = await asyncio.to_thread(_examples, spec, loaded)
+            calls, is_guess = await asyncio.to_thread(_examples, spec, loaded)
         else:
             return NOT_TRIED
         trial = await _try_calls(islice(calls, 1) if is_simulator else calls, model)
     except InvalidInput as error:  # of a file of examples
         trial = Trial(error=error.message)
+    if trial.error and is_guess:
+        log.info("not tried, its inputs are not declared: model=%s version=%s", spec.name, spec.version)
+        return NOT_TRIED
     if trial.error:
         log.warning("trial failed: model=%s version=%s error=%s", spec.name, spec.version, trial.error)
     return trial
@@ -91,12 +95,16 @@ async def _try_calls(calls: Iterator[Any], model: LoadedReplicas) -> Trial:
         except WorkerLost as lost:  # the example has crashed it: no other is tried
             return Trial(error=lost.message)
         except DragomanError as failure:
-            error = error or failure.message
+            error = error or _one_line(failure.message)
         except Exception as failure:
-            error = error or public_text(failure)
+            error = error or _one_line(public_text(failure))
         else:
             return Trial(call.inputs if type(call) is Infer else None, outputs_of(answer))
     return Trial(error=error)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def outputs_of(answer: Any) -> Tensors | None:
@@ -104,16 +112,18 @@ def outputs_of(answer: Any) -> Tensors | None:
     return answer.outputs if isinstance(answer, Inference) else None
 
 
-def _examples(spec: ModelSpec, loaded: Loaded) -> Iterator[Infer]:
-    """Return the calls of the file of examples, else of the model itself, else those made from its inputs."""
+def _examples(spec: ModelSpec, loaded: Loaded) -> tuple[Iterator[Infer], bool]:
+    """Return the calls of the file of examples, else of the model itself, else those made from its inputs; and whether
+    these are guessed, since a datatype or shape is not declared."""
     if (file := examples_file(spec)) is not None:
         try:
-            return iter(read_requests(file)[:1])
+            return iter(read_requests(file)[:1]), False
         except InvalidInput as error:
             raise InvalidInput(f"{file.name}: {error.message}") from error
     if loaded.example is not None:
-        return iter([Infer(loaded.example)])
-    return map(Infer, example_inputs(loaded.signature))
+        return iter([Infer(loaded.example)]), False
+    required = [each for each in loaded.signature.inputs if not each.optional]
+    return map(Infer, example_inputs(loaded.signature)), any(None in (each.datatype, each.shape) for each in required)
 
 
 def examples_file(spec: ModelSpec) -> Path | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput, NotReady
 from dragoman.core.metrics import Family, Sample
-from dragoman.core.signature import TensorSpec
+from dragoman.core.signature import Signature, TensorSpec
 from dragoman.engine.deployment import Deployment
 
 log = logging.getLogger("dragoman.engine")
@@ -100,13 +100,20 @@ def _differences(first: Deployment, second: Deployment) -> dict[str, tuple[Any, 
     options = ("open_inputs", "open_outputs", "decodes", "content_type", "unchecked")
     return {
         "inputs": (a.signature.inputs, b.signature.inputs),
-        "outputs": (a.signature.outputs, b.signature.outputs),
+        "outputs": _compared_outputs(a.signature, b.signature),
         **{option: (getattr(a.signature, option), getattr(b.signature, option)) for option in options},
         "supported calls": (sorted(c.__name__ for c in a.calls), sorted(c.__name__ for c in b.calls)),
         "streaming": (a.streams, b.streams),
         "handlers": (a.handlers, b.handlers),
         "settings of protocols": (first.spec.protocols, second.spec.protocols),
     }
+
+
+def _compared_outputs(first: Signature, second: Signature) -> tuple[Any, Any]:
+    """Return the outputs of two versions; their names, where files declare them and answers correct the rest."""
+    if first.outputs_are_hints or second.outputs_are_hints:
+        return first.output_names, second.output_names
+    return first.outputs, second.outputs
 
 
 def _show(value: Any) -> str:

@@ -10,6 +10,7 @@ _PADDLE = "Paddle is not supported; convert the model to ONNX with paddle2onnx"
 _CAFFE = "Caffe is retired; convert the network to ONNX"
 _MOBILE = "formats of mobile inference libraries are not supported; export the original model as ONNX"
 _ARCHIVE = "an archive is not a model; unpack it"
+_COMPRESSED = "a compressed file is not a model, unless it is a pickle such as model.pkl.gz; unpack it"
 _HDF5 = "HDF5 files, such as Keras weights, are not supported; write a SavedModel folder by model.export(folder)"
 _FASTTEXT = "fastText is not supported; load it in a model.py with the package fasttext"
 _ARRAYS = "arrays alone are not a model; load them in a model.py"
@@ -51,6 +52,10 @@ _BY_SUFFIX: Mapping[str, str] = {
     ".tgz": _ARCHIVE,
     ".tar.gz": _ARCHIVE,
     ".7z": _ARCHIVE,
+    ".gz": _COMPRESSED,
+    ".bz2": _COMPRESSED,
+    ".xz": _COMPRESSED,
+    ".z": _COMPRESSED,
 }
 _TFJS = "TensorFlow.js is not supported; serve the SavedModel from which it was converted"
 _SPACY = "spaCy pipelines are not supported; load it in a model.py by spacy.load(folder)"

@@ -36,6 +36,7 @@ _DATATYPES: Mapping[str, Datatype] = {
 }
 # Where ONNX Runtime looks for weights beside a graph that is not read from a file.
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+_WARNING, _FATAL = 2, 4  # severities of ONNX Runtime's log
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 
 
@@ -138,6 +139,8 @@ def _providers(ort: Any, parameters: Mapping[str, Any]) -> list[str]:
 def _session_options(ort: Any, parameters: Mapping[str, Any]) -> Any:
     """Return the options of a session in the parameters, by Triton's names of them. Raises ModelFailed."""
     options = ort.SessionOptions()
+    # Errors are raised, and warnings about wrong shapes repeat what the engine logs: nothing else writes to our stderr.
+    options.log_severity_level = _WARNING if log.isEnabledFor(logging.DEBUG) else _FATAL
     level, levels = parameters.get("graph_optimization_level"), ort.GraphOptimizationLevel
     if level is not None:
         known = {"disabled": levels.ORT_DISABLE_ALL, "basic": levels.ORT_ENABLE_BASIC}

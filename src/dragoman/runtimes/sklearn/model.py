@@ -133,6 +133,18 @@ class SklearnModel(Model):
         self._advice = explain_version(path.name, saved, installed)
         if self._advice:
             log.warning("%s; its results may differ: model=%s", self._advice, self.spec.name)
+        try:
+            self._describe()
+        except (ModelFailed, InvalidInput):
+            raise
+        except Exception as error:  # an attribute that this version expects is missing
+            if not self._advice:
+                raise
+            raise ModelFailed(f"{type(self._estimator).__name__} raised {describe(error)}; {self._advice}") from error
+
+    def _describe(self) -> None:
+        """Find out methods, inputs and outputs of the estimator. Raises ModelFailed if it is none."""
+        path = Path(self.spec.uri)
         self._methods = [name for name in _METHODS if callable(getattr(self._estimator, name, None))]
         fitted = callable(getattr(self._estimator, "fit", None))  # a data frame can transform, too
         usable = self._methods and (fitted or self._methods != ["transform"])
