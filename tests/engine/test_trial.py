@@ -359,7 +359,9 @@ async def test_an_example_that_ends_the_worker_is_the_last_one() -> None:
 async def test_a_model_that_calls_load_is_tried_at_its_first_load(tmp_path: Path) -> None:
     for name in ("a", "b"):
         log = tmp_path / f"{name}.log"
-        text = CELSIUS.replace("celsius", name).replace(":\n    if", f':\n    open("{log}", "a").write("x")\n    if')
+        text = CELSIUS.replace("celsius", name).replace(
+            ":\n    if", f':\n    with open("{log}", "a") as file:\n        file.write("x")\n    if'
+        )
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.py").write_text(f"import dragoman\n{text}")
     async with open_engine(tmp_path, load_on_demand=True, max_loaded_models=1, placement="inline") as engine:
