@@ -22,6 +22,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
+from dragoman.engine_setup import open_engine
 from dragoman.runtimes.mlflow import MlflowModel
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -275,3 +276,56 @@ def test_a_frame_by_content_type(tmp_path: Path) -> None:
     wrong = PandasCodec.encode_request(frame[["a"]])
     with pytest.raises(InvalidInput, match="b"):
         model.infer(bind(Infer(wrong.tensors, (), wrong.parameters), model.signature(), "m"))
+
+
+@pytest.mark.filterwarnings("ignore:Operation with range is deprecated")  # of pandas, in MLflow
+@pytest.mark.parametrize(
+    ("example", "columns", "inputs"),
+    [
+        (
+            pandas.DataFrame({"size": [1.5, 2.5], "name": ["a", "b"]}),
+            (("double", "size"), ("string", "name")),
+            {"size": [1.5, 2.5], "name": [b"a", b"b"]},
+        ),
+        ({"size": 3.0, "name": "c"}, (("double", "size"), ("string", "name")), {"size": [3.0], "name": [b"c"]}),
+        (np.array([[1, 2], [3, 4]]), (), {"input-0": [[1, 2], [3, 4]]}),
+    ],
+)
+async def test_the_input_example_of_a_model_is_its_example(
+    tmp_path: Path, example: Any, columns: Any, inputs: dict[str, Any]
+) -> None:
+    specs = [types.ColSpec(*each) for each in columns] or [types.TensorSpec(np.dtype("int64"), (-1, 2))]
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("ignore")
+
+        class First(pyfunc.PythonModel):  # type: ignore[misc]
+            def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+                return np.asarray(model_input)[:, 0].astype(np.float64)
+
+        pyfunc.save_model(
+            str(tmp_path / "m"),
+            python_model=First(),
+            signature=models.ModelSignature(inputs=types.Schema(specs)),
+            input_example=example,
+            pip_requirements=[],
+        )
+    async with open_engine(tmp_path, allow_pickle=True, placement="thread") as engine:
+        (deployment,) = engine.deployments()
+        assert (deployment.reason, deployment.trial_error) == ("", "")
+        assert deployment.example is not None
+        assert {name: tensor.data.tolist() for name, tensor in deployment.example.items()} == inputs
+
+
+async def test_a_damaged_input_example_is_reported_and_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = _python(_echo, tmp_path, _columns(("double", "x")))
+    path = Path(model.spec.uri)
+    (path / "MLmodel").write_text(
+        (path / "MLmodel").read_text() + "saved_input_example_info:\n  artifact_path: gone.json\n"
+    )
+    async with open_engine(path, allow_pickle=True, placement="thread") as engine:
+        (deployment,) = engine.deployments()
+        assert deployment.example is not None
+        assert deployment.example["x"].data.tolist() == [1.0]
+    assert "input example not used: model=model" in caplog.text

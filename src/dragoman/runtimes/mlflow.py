@@ -1,6 +1,7 @@
 """MLflow models of any flavor, through mlflow.pyfunc."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
 from dragoman.runtimes.files import check_pickle, model_path
 from dragoman.runtimes.tables import content
+
+log = logging.getLogger("dragoman.model")
 
 # Converts a tensor to the value that MLflow expects; the name is for messages.
 ToValue = Callable[[Tensor, str], Any]
@@ -189,6 +192,29 @@ class MlflowModel(Model):
             content_type=self._defaults.request,
             outputs_are_hints=True,
         )
+
+    def example_inputs(self) -> Mapping[str, Any] | None:
+        """Return the inputs of the input_example that was saved with the model; None if there is none."""
+        try:
+            example = self._model.metadata.load_input_example(self.spec.uri)
+            return None if example is None else self._example_columns(example)
+        except Exception as error:  # whatever reading a file of another version of MLflow raises
+            log.warning("input example not used: model=%s error=%s: %s", self.spec.name, type(error).__name__, error)
+            return None
+
+    def _example_columns(self, example: Any) -> Mapping[str, Any] | None:
+        """Return an example, a data frame, a dict, an array or lists, as arrays by the names of the inputs."""
+        if isinstance(example, Mapping):
+            columns = dict(example)
+        elif hasattr(example, "columns"):
+            columns = {str(name): example[name] for name in example.columns}
+        else:
+            array, names = np.asarray(example), [entry.spec.name for entry in self._inputs]
+            if not names:
+                return None
+            columns = {names[0]: array} if len(names) == 1 else dict(zip(names, array.T, strict=True))
+        arrays = {name: _array(value) for name, value in columns.items()}
+        return {name: array if array.shape else array.reshape(1) for name, array in arrays.items()}
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
         value = content(call, self._defaults)

@@ -7,6 +7,13 @@ import { Simulator } from "./simulator.js";
 import { Snippets } from "./snippets.js";
 import { TryIt } from "./try_it.js";
 
+// Return the shapes of the example that a model answers, by input, also if its values are too many for the document.
+function exampleShapes(api) {
+  const items = api.components.schemas.ModelInferRequest?.properties.inputs.items;
+  const tensors = items?.anyOf ?? [items];
+  return Object.fromEntries(tensors.filter((t) => t?.title).map((t) => [t.title, t.properties.shape.examples?.[0]]));
+}
+
 // Return the description of a model and what it supports, by its OpenAPI document and by UM-Bridge.
 async function describe(name, version) {
   const path = modelPath(name, version);
@@ -23,6 +30,7 @@ async function describe(name, version) {
     metadata,
     support,
     example: infer?.requestBody.content["application/json"].example ?? null,
+    shapes: exampleShapes(api),
     canInfer: infer !== undefined,
     canGenerate: operation("/generate") !== undefined,
     statistics: await read(`${path}/stats`).then((found) => found.model_stats?.[0], () => null),

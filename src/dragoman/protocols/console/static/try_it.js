@@ -12,14 +12,19 @@ function initialText(example) {
   return rows ? rows.map((row) => row.map(show).join(", ")).join("\n") : JSON.stringify(example.data);
 }
 
-function initialFields({ metadata, example }) {
+// The shape of the example where the values alone do not show it, as text.
+function exampleShape({ shape }, found) {
+  return found && shape.filter((n) => n < 0).length > 1 ? found.join(", ") : "";
+}
+
+function initialFields({ metadata, example, shapes }) {
   const examples = new Map((example?.inputs ?? []).map((tensor) => [tensor.name, tensor]));
   return metadata.inputs.map((spec) => ({
     ...spec,
     anyRank: spec.parameters?.any_rank === true,
     isOptional: example !== null && !examples.has(spec.name),
     text: initialText(examples.get(spec.name)),
-    typedShape: "",
+    typedShape: exampleShape(spec, examples.get(spec.name)?.shape ?? shapes[spec.name]),
     isSent: examples.has(spec.name) || example === null,
     pictures: [], // from files, instead of the text
     file: null, // of a BYTES input, instead of the text
