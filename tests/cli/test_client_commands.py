@@ -20,6 +20,7 @@ from cli.terminals import Terminal
 from dragoman import BOOL, BYTES, FP32, FP64, INT64, Infer, Server, TensorSpec
 from dragoman.cli import main
 from dragoman.cli.input_values import parse_inputs
+from dragoman.core.calls import ReadStatistics, Request
 from dragoman.core.signature import Signature
 from text.text_server import ReverseModel
 
@@ -276,6 +277,70 @@ async def test_an_example_and_a_stream(server: Server, capsys: pytest.CaptureFix
     assert await run("infer", f"grpc://{server.grpc_url}", "counter", "3", "--stream", "--json") == 0
     found = [outputs_in(line)["output-0"][2] for line in capsys.readouterr().out.splitlines()]
     assert found == [[0], [1], [2]]
+
+
+class Wide(Rows):
+    """Takes rows of many numbers, which no document has as an example."""
+
+    inputs = (TensorSpec("x", FP32, (-1, 20_000)),)
+
+
+class Photo(dragoman.Model):
+    """Takes pictures of at least 64 x 64."""
+
+    placement = "inline"
+    inputs = (TensorSpec("x", FP32, (-1, 3, -1, -1)),)
+    outputs = (TensorSpec("mean", FP32, (-1,)),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        x = call.inputs["x"].data
+        if x.shape[-1] < 64:
+            raise RuntimeError("the picture is too small")
+        return {"mean": x.mean(axis=(1, 2, 3))}
+
+
+class Sampler(Photo):
+    """Takes one rate, as its own example says."""
+
+    inputs = (TensorSpec("rate", INT64, ()),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        if call.inputs["rate"].data != 16000:
+            raise dragoman.errors.InvalidInput("expected 16000")
+        return {"mean": np.ones(1, np.float32)}
+
+    def example_inputs(self) -> dict[str, Any]:
+        return {"rate": 16000}
+
+
+class Boundless(Rows):
+    """Takes more numbers than an example has."""
+
+    inputs = (TensorSpec("x", FP32, (5_000, 5_000)),)
+
+
+async def test_examples_are_those_that_the_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    async with Server(Wide, Photo, Sampler, http_port=0, grpc_port=0) as server:
+        for name, shape, value in (("Wide", [1], 20_000), ("Photo", [1], 1), ("Sampler", [1], 1)):
+            assert await run("infer", server.http_url, name, "--example", "--json") == 0, name
+            (output, *_) = outputs_in(capsys.readouterr().out).values()
+            assert output[1:] == (shape, [value])
+        statistics = (await server.engine.call(Request(ReadStatistics()))).answer
+        assert {each.name: (each.succeeded, each.failed) for each in statistics} == dict.fromkeys(
+            ("Wide", "Photo", "Sampler"), (1, 0)
+        )
+        # gRPC has no document: the sizes are tried.
+        assert await run("infer", f"grpc://{server.grpc_url}", "Photo", "--example", "--json") == 0
+        assert outputs_in(capsys.readouterr().out)["mean"] == ("FP32", [1], [1.0])
+        assert await run("infer", f"grpc://{server.grpc_url}", "Sampler", "--example") == 2
+        assert "expected 16000" in capsys.readouterr().err
+
+
+async def test_an_example_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
+    async with Server(Boundless, http_port=0, grpc_port=-1) as server:
+        assert await run("infer", server.http_url, "Boundless", "--example") == 2
+        error = capsys.readouterr().err
+        assert "one of at most 4,194,304 elements can be made, got x FP32[5000,5000]" in error
 
 
 async def test_a_model_that_fails(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import dragoman
 from cli.terminals import Terminal
 from dragoman import Infer, Server, TensorSpec
 from dragoman.cli.first_requests import first_requests
+from dragoman.cli.startup import startup_table
 from e2e.server_process import MODELS, free_ports
 from text.text_server import ReverseModel
 
@@ -63,6 +65,45 @@ async def test_the_first_request_for_each_kind_of_model_runs_as_printed() -> Non
     assert '"chat.completion"' in next(o for c, o in zip(commands, outputs, strict=True) if "/v1/chat" in c)
     assert '"output":[[0.0]]' in next(o for c, o in zip(commands, outputs, strict=True) if "/Evaluate" in c)
     assert '"data":[0,0]' in next(o for c, o in zip(commands, outputs, strict=True) if "/v2/models" in c)
+
+
+class Picture(Half):
+    """Takes pictures of at least 2 x 2, or none at all."""
+
+    inputs = (TensorSpec("x", dragoman.FP32, (-1, 3, -1, -1)),)
+    smallest = 2
+
+    def infer(self, call: Infer) -> dict[str, np.ndarray]:
+        x = call.inputs["x"].data
+        if x.shape[-1] < self.smallest:
+            raise RuntimeError("the picture is too small")
+        return {"y": x.mean(axis=(1, 2, 3))}
+
+
+class Large(Picture):
+    smallest = 256
+
+
+class Hopeless(Picture):
+    smallest = 10_000
+
+
+async def test_the_first_request_is_one_that_the_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    async with Server(Picture, http_port=0, grpc_port=-1) as server:
+        (command,) = first_requests(server)
+        assert '"shape": [1, 3, 2, 2]' in command
+        assert '"data":[1.0]' in await run_command(command)
+    async with Server(Large, http_port=0, grpc_port=-1) as server:
+        (command,) = first_requests(server)
+        assert command.endswith("infer " + f"{server.http_url} Large --example")
+        assert await run_command(command) == "y\n1\n"
+    async with Server(Hopeless, http_port=0, grpc_port=-1) as server:
+        assert list(first_requests(server)) == []
+        startup_table(server, 0.5)
+    table = capsys.readouterr().err
+    assert re.search(r"Hopeless +- +python +inline +ready, trial failed", table)
+    assert "  Hopeless: answered no example: model 'Hopeless' failed: RuntimeError: the picture is too small" in table
+    assert "ready in 0.50 s" in table
 
 
 async def test_only_models_that_are_ready_and_protocols_that_are_served() -> None:

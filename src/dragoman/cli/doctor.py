@@ -116,6 +116,8 @@ def _try(folder: Path, name: str, files: Sequence[str], *, allow_pickle: bool) -
     for what, message in errors.items():
         if what == "loading" and "--allow-pickle" in message and not allow_pickle:
             yield Remark(_SERVE, subject, "untried", f"{message}; dragoman doctor --allow-pickle loads it")
+        elif what == "trial":
+            yield Remark(_SERVE, subject, "different", f"loaded, but answered no example: {message}")
         else:
             yield Remark(_SERVE, f"{subject}, {what}", "rejected" if what == "loading" else "missing", message)
     if not errors:

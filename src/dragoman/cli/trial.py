@@ -18,8 +18,8 @@ from dragoman.settings import from_environment
 
 
 def try_model(path: str, name: str, allow_pickle: bool, files: Sequence[str]) -> dict[str, str]:
-    """Load a model and answer the requests in files; return the errors by what failed. Other models are not loaded,
-    but for those that it calls."""
+    """Load a model and answer the requests in files; return the errors by what failed, without files also that of its
+    trial. Other models are not loaded, but for those that it calls."""
     return asyncio.run(_try_model(path, name, allow_pickle, files))
 
 
@@ -36,6 +36,8 @@ async def _try_model(path: str, name: str, allow_pickle: bool, files: Sequence[s
                 except NotReady as error:  # whose message is for clients, without the reason
                     errors["loading"] = deployment.reason or error.message
                     continue
+                if deployment.trial_error and not files:
+                    errors["trial"] = deployment.trial_error
                 for file in files:
                     errors |= await _answer_requests(engine, deployment, Path(file))
     except DragomanError as error:
