@@ -1,6 +1,7 @@
 """Real model files in packages of PyPI and npm: fetch them into a cache, and check that they are those of the list."""
 
 import hashlib
+import importlib
 import io
 import os
 import shutil
@@ -19,7 +20,7 @@ LIST = Path(__file__).with_name("packages.toml")
 
 @dataclass(frozen=True, eq=False)
 class RealFile:
-    """A model file or folder of a package.
+    """A model file or folder of a package of PyPI, npm, or one that is installed.
 
     sha256: of the file; of a folder, of the names and contents of its files in order.
     inputs: shapes of inputs, or values of scalars, where the server knows no example.
@@ -68,6 +69,8 @@ def fetch(file: RealFile, cache: Path) -> Path:
 
     Raises RuntimeError if the package cannot be had, or holds another file.
     """
+    if file.registry == "installed":
+        return Path(importlib.import_module(file.package).__file__ or "").parent / file.path
     folder = cache / file.registry / file.package.replace("/", "+") / file.version
     path = folder / file.path
     if not path.exists():
