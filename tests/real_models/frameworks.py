@@ -37,7 +37,9 @@ def _onnx(path: Path) -> Run:
     def run(inputs: Arrays) -> dict[str, Any]:
         values = zip(names, session.run(names, dict(inputs)), strict=True)
         # A classifier's maps from classes to numbers, one for each row: the rows of a matrix.
-        return {n: np.array([[*row.values()] for row in v]) if isinstance(v, list) else v for n, v in values}
+        return {
+            n: np.array([[*row.values()] for row in v], np.float32) if isinstance(v, list) else v for n, v in values
+        }
 
     return run
 
