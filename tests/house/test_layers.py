@@ -50,7 +50,7 @@ LAYERS = (
 )
 # Modules that the families of a package share; apart from these, a family imports nothing from another one.
 SHARED = {
-    "runtimes": {"files", "module_alias", "recognise", "tables", "text_model", "vector_model"},
+    "runtimes": {"files", "module_alias", "recognise", "tables", "text_model", "unserved", "vector_model"},
     "protocols": {"wire", "custom_handlers", "json_arrays", "text_common", "web_files"},
 }
 
@@ -132,7 +132,10 @@ def test_the_engine_imports_only_the_interface_of_pools() -> None:
             "dragoman.workers.pool",
             "dragoman.workers.probe",
         }, path.name
-        assert {m for m in modules if package_of(m) == "runtimes"} <= {"dragoman.runtimes.recognise"}, path.name
+        assert {m for m in modules if package_of(m) == "runtimes"} <= {
+            "dragoman.runtimes.recognise",
+            "dragoman.runtimes.unserved",
+        }, path.name
 
 
 def test_transports_import_only_the_wire_types_of_protocols() -> None:
