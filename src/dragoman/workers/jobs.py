@@ -73,7 +73,8 @@ class Job:
         assert request is not None, "a job that is sent is not cancelled"
         fields = (request.call, request.model, request.version, request.id, request.deadline_s, request.metadata)
         is_plain = request.models is None and request.caller is ANYONE and not request.is_trial
-        return (values(self.context), *fields, *(() if is_plain else (request.models, request.caller, request.is_trial)))
+        rest = () if is_plain else (request.models, request.caller, request.is_trial)
+        return (values(self.context), *fields, *rest)
 
 
 def _ignore(_value: Any, _error: BaseException | None, _last: bool) -> None:
