@@ -147,6 +147,113 @@ def test_skipped_files_are_listed_with_the_reason(tmp_path: Path) -> None:
     assert "the sub-folder is one model, 'model.joblib'" in reasons["models/forest/scaler.pkl"]
 
 
+UNSERVED = {
+    "net.tflite": "TensorFlow Lite is not supported; write a SavedModel folder or ONNX",
+    "net.keras": "Keras files are not supported; write a SavedModel folder by model.export(folder)",
+    "weights.h5": "Keras files are not supported",
+    "emotion.hdf5": "HDF5 files, such as Keras weights, are not supported",
+    "lid.176.ftz": "fastText is not supported; load it in a model.py",
+    "weights.safetensors": "weights alone are not a model; expected them beside the config.json",
+    "net.pth.tar": "a checkpoint is not a model; export it as ONNX, torch.export or TorchScript",
+    "net.ckpt": "a checkpoint is not a model",
+    "flax.msgpack": "weights alone are not a model",
+    "net.mlmodel": "Core ML runs on Apple's systems only",
+    "net.pdmodel": "Paddle is not supported; convert the model to ONNX",
+    "net.caffemodel": "Caffe is retired",
+    "yolo.weights": "weights of Darknet are not supported",
+    "net.rknn": "formats of mobile inference libraries are not supported",
+    "clf.skops": "skops files are not supported",
+    "net.mar": "an archive of TorchServe is not a model; unpack it",
+    "models.tar.gz": "an archive is not a model; unpack it",
+    "models.zip": "an archive is not a model; unpack it",
+    "net.onnx.gz": "a compressed file is not a model, unless it is a pickle",
+    "weights.npz": "arrays alone are not a model",
+    "model.mojo": "H2O MOJO is not supported",
+    "net.pt": "'net.pt' is not a model: expected a program of TorchScript or torch.export",
+    "net.xml": "'net.xml' is not a model: expected an OpenVINO network",
+    "survey.sav": "'survey.sav' is not a model: expected a pickle",
+    "model.json": "TensorFlow.js is not supported; serve the SavedModel",
+    "word2vec.vectors": "no runtime is known for files of this kind; name one as `runtime` in a dragoman.toml",
+    "noname": "no runtime is known for files of this kind",
+    "nmp.mlpackage/Manifest.json": "Core ML runs on Apple's systems only",
+    "en_core/config.cfg": "spaCy pipelines are not supported; load it in a model.py by spacy.load(folder)",
+}
+_TFJS = '{"modelTopology": {}, "weightsManifest": []}'
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_a_file_that_is_no_model_has_one_reason(tmp_path: Path, name: str) -> None:
+    """Alone in the command, in a folder with a model, alone in a folder, and as the uri of a dragoman.toml."""
+    path = write(tmp_path / "m" / name, _TFJS if name == "model.json" else "#" * 5000)
+    if name.startswith("en_core"):
+        write(path.parent / "meta.json")
+    path = tmp_path / "m" / Path(name).parts[0]
+    with pytest.raises(InvalidInput) as alone:
+        scan_specs(path)
+    prefix = f"'{path}' is not served: "
+    assert alone.value.message.startswith(f"{prefix}{UNSERVED[name]}")
+    reason = alone.value.message.removeprefix(prefix)
+    with pytest.raises(InvalidInput) as only:
+        scan_specs(tmp_path / "m")
+    assert only.value.message == f"found no model in '{tmp_path / 'm'}'; m/{path.name}: {reason}"
+    write(tmp_path / "m" / "good.onnx")
+    assert skipped_files(tmp_path / "m") == {f"m/{path.name}": reason}
+    (tmp_path / "m" / "good.onnx").unlink()
+    write(tmp_path / "m" / "dragoman.toml", f'[model]\nuri = "{path.name}"\n')
+    with pytest.raises(InvalidInput) as configured:
+        scan_specs(tmp_path)
+    assert configured.value.message == f"model 'm': '{path.name}' is not served: {reason}"
+
+
+def test_what_accompanies_models_is_not_reported(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write(folder / "a.onnx")
+    large = "#" * 10_000
+    for name in (
+        "README.md",
+        "LICENSE",
+        "labels.txt",
+        "examples.json",
+        "photo.png",
+        "table.csv",
+        "a.onnx.data",
+        "done",
+    ):
+        write(folder / name, "#" * 100 if name in ("LICENSE", "done") else large)
+    write(folder / "a.onnx_data", large)
+    write(folder / "net.xml", '<?xml version="1.0"?>\n<net name="m" version="11">')
+    write(folder / "net.bin", large)
+    write(folder / "sub" / "model.onnx")
+    write(folder / "sub" / "vocabulary.spm", large)  # belongs to the model of its sub-folder
+    assert skipped_files(folder) == {}
+    write(folder / "sub" / "model.safetensors", large)  # may be meant as another model
+    assert [*skipped_files(folder)] == ["m/sub/model.safetensors"]
+
+
+def test_a_folder_without_models_has_one_row(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write(folder / "a.onnx")
+    for i in range(30):
+        write(folder / "checkpoint" / f"shard-{i % 3}" / f"part-{i}", "#" * 5000)
+    write(folder / "docs" / "pages" / "index.html")
+    (folder / "empty").mkdir()
+    write(folder / "one" / "vectors.kv", "#" * 5000)
+    write(folder / "mixed" / "vectors.kv", "#" * 5000)
+    write(folder / "mixed" / "net.tflite")
+    reasons = skipped_files(folder)
+    unknown = (
+        "no runtime is known for files of this kind; name one as `runtime` in a dragoman.toml, or load it in a model.py"
+    )
+    assert reasons == {
+        "m/checkpoint": f"the folder holds no model file; shard-0: {reasons['m/checkpoint'].partition('shard-0: ')[2]}",
+        "m/docs": "the folder holds no model file",
+        "m/one": unknown,
+        "m/mixed/net.tflite": UNSERVED["net.tflite"],
+        "m/mixed/vectors.kv": unknown,
+    }
+    assert reasons["m/checkpoint"].endswith(unknown)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
