@@ -17,7 +17,7 @@ CASES: Mapping[str, tuple[str, int, str]] = {
     "missing path": ("serve nowhere", 2, "dragoman: 'nowhere' not found: expected a model file, a folder"),
     "misspelled path": ("serve modles", 2, "dragoman: 'modles' not found; did you mean 'models'?"),
     "misspelled file": ("serve models/line.jblib", 2, "not found; did you mean 'line.joblib'?"),
-    "no model file": ("serve notes.rst", 2, "expected a model file (.catboost, .cbm, "),
+    "no model file": ("serve notes.rst", 2, "'notes.rst' is not served: no runtime is known for files of this kind"),
     "function in a file": (
         "serve fahrenheit.py --http-port 0 --grpc-port 0",
         1,
