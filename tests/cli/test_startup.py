@@ -131,6 +131,27 @@ def test_steps_of_loading_on_a_terminal(tmp_path: Path) -> None:
     assert "\x1b[32m" in terminal.raw
 
 
+class Adapted(dragoman.Model):
+    """A model with an adapter that does not fit."""
+
+    placement = "inline"
+
+    def details(self) -> dict[str, object]:
+        return {"skipped_adapters": {"wide": "expected a rank of at most 256, got 300"}}
+
+    def infer(self, call: Infer) -> dict[str, np.ndarray]:
+        return {"y": np.zeros(1)}
+
+
+async def test_adapters_that_are_skipped_have_a_row_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    async with Server(Adapted, http_port=0, grpc_port=-1) as server:
+        startup_table(server, 0.1)
+    shown = capsys.readouterr().err
+    assert re.search(r"Adapted:wide +- +- +- +skipped", shown)
+    assert "Adapted:wide: expected a rank of at most 256, got 300" in shown
+    assert re.search(r"Adapted +- .* ready", shown)
+
+
 def test_a_single_model_that_fails_is_explained_once() -> None:
     command = ["-m", "dragoman", "serve", f"{TROUBLE}:Unloadable", "--http-port", "0", "--grpc-port", "0"]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)

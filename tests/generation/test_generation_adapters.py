@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -9,12 +10,23 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from dragoman.core.calls import Generate
-from dragoman.core.errors import AlreadyLoaded, InvalidInput, ModelFailed, NotSupported, Overloaded, PathNotFound
+from dragoman.core.errors import (
+    AdapterNotFound,
+    AlreadyLoaded,
+    InvalidInput,
+    ModelFailed,
+    NotSupported,
+    Overloaded,
+    PathNotFound,
+)
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Sampling, merge_chunks
 from dragoman.core.text_engine_calls import LoadAdapter, UnloadAdapter
+from dragoman.generation.adapters import read_adapter
 from dragoman.runtimes.llm.model import LanguageModel
 from generation.helpers import Reference, generation, ids, load_model, prompts, text, text_engine
 
@@ -25,9 +37,6 @@ LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
 
 def save_adapter(folder: Path, model: Any, seed: int, **config: Any) -> dict[str, Any]:
     """Write an adapter of rank 4 as PEFT does; return the change of the weight of each layer."""
-    import torch
-    from safetensors.torch import save_file
-
     torch.manual_seed(seed)
     folder.mkdir(parents=True)
     adapter_config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], **config}
@@ -86,16 +95,47 @@ async def test_each_completion_uses_its_own_adapter(llama_folder: Path, tmp_path
     ids=["dora", "ia3", "modules"],
 )
 def test_adapters_other_than_plain_lora_are_rejected(
-    llama_folder: Path, tmp_path: Path, reference: Reference, config: dict[str, Any], message: str
+    tmp_path: Path, reference: Reference, config: dict[str, Any], message: str
 ) -> None:
     save_adapter(tmp_path / "bad", reference.model, 1, **config)
     with pytest.raises(ModelFailed, match=message):
-        load_model(llama_folder, adapters={"bad": str(tmp_path / "bad")})
+        read_adapter("bad", tmp_path / "bad")
 
 
-def test_a_missing_adapter_is_rejected(llama_folder: Path) -> None:
-    with pytest.raises(ModelFailed, match="adapter 'missing' cannot be read"):
-        load_model(llama_folder, adapters={"missing": "nowhere"})
+async def test_adapters_that_do_not_fit_leave_the_model_and_the_others(
+    llama_folder: Path, tmp_path: Path, reference: Reference
+) -> None:
+    folder = tmp_path / "llama"
+    copytree(llama_folder, folder)
+    merged = merge_adapter(folder, save_adapter(folder / "adapters" / "good", reference.model, 1))
+    for name, config in (("dora", {"use_dora": True}), ("junk", {}), ("shape", {}), ("wide", {})):
+        save_adapter(folder / "adapters" / name, reference.model, 2, **config)
+    (folder / "adapters" / "junk" / "adapter_model.safetensors").write_bytes(b"junk")
+    for name, rank, size in (("shape", 4, 63), ("wide", 300, 64)):
+        layer = "base_model.model.model.layers.0.self_attn.q_proj"
+        weights = {f"{layer}.lora_A.weight": torch.ones(rank, size), f"{layer}.lora_B.weight": torch.ones(64, rank)}
+        save_file(weights, folder / "adapters" / name / "adapter_model.safetensors")
+    model = load_model(folder, adapters={"missing": "nowhere"})
+    reasons = model.details()["skipped_adapters"]
+    assert (model.details()["adapters"], sorted(reasons)) == (["good"], ["dora", "junk", "missing", "shape", "wide"])
+    for name, message in (
+        ("dora", "use_dora is True; expected plain LoRA"),
+        ("junk", "adapter 'junk' cannot be read"),
+        ("missing", "adapter 'missing' cannot be read"),
+        ("shape", "adapter 'shape' does not fit the layer"),
+        ("wide", "expected a rank of at most 256 (max_adapter_rank), got 300"),
+    ):
+        assert message in reasons[name]
+        with pytest.raises(AdapterNotFound, match=f"adapter: '{name}' is not loaded: {re.escape(reasons[name])}"):
+            await _tokens(model, "one two", name)
+    prompt = prompts(2, 30)[1]
+    assert await _tokens(model, prompt) == reference.generate(prompt, 8)[0][0]
+    assert await _tokens(model, prompt, "good") == merged.generate(prompt, 8)[0][0]
+    save_adapter(folder / "adapters" / "fixed", reference.model, 3)
+    await _load(model, "dora", "fixed")
+    assert "dora" not in model.details()["skipped_adapters"]
+    assert await _tokens(model, prompt, "dora")
+    await model.close()
 
 
 # --- at run time -----------------------------------------------------------------------------------------------
@@ -161,7 +201,7 @@ async def test_adapters_are_loaded_and_unloaded_while_the_model_generates(
     assert not (await generation(adaptable, long, max_new_tokens=1, adapter="mine")).prompts[0].cached
     await adaptable.unload_adapter(UnloadAdapter("mine"))
     assert (adaptable.details()["adapters"], _weights_in_memory(adaptable)) == ([], [])
-    with pytest.raises(InvalidInput, match="adapter: unknown adapter 'mine', expected one of none"):
+    with pytest.raises(AdapterNotFound, match="adapter: unknown adapter 'mine', expected one of none"):
         await _tokens(adaptable, prompt, "mine")
     with pytest.raises(PathNotFound, match="'mine' is not loaded"):
         await adaptable.unload_adapter(UnloadAdapter("mine"))
@@ -232,6 +272,94 @@ async def test_adapters_in_use_and_pinned_ones_stay_in_memory(adaptable: Languag
     assert await _tokens(adaptable, prompt, "a", 60) == expected
 
 
+async def test_calls_wait_for_a_place_of_an_adapter(adapter_folder: Path) -> None:
+    names, prompt = [f"a{i}" for i in range(7)], prompts(2, 30)[1]
+    model = load_model(adapter_folder, adapter_folder="later", max_adapters=2)
+    expected = {}
+    for i, name in enumerate(names):
+        await _load(model, name, "abc"[i % 3])
+        expected[name] = await _tokens(model, prompt, name)
+    calls = [name for _ in range(6) for name in names]
+    found = await asyncio.gather(*(_tokens(model, prompt, name) for name in calls))
+    assert found == [expected[name] for name in calls]
+    assert len(_weights_in_memory(model)) == 2
+    await model.close()
+
+
+async def test_a_busy_adapter_makes_room_for_another(adaptable: LanguageModel) -> None:
+    """A call for an adapter that is not in memory is answered although the others always have calls."""
+    prompt = prompts(2, 30)[1]
+    for name in "abc":
+        await _load(adaptable, name)
+    stopped = False
+
+    async def repeat(name: str) -> None:
+        while not stopped:
+            await _tokens(adaptable, prompt, name, 4)
+
+    # Two of each, one after the other, so that there is no moment without a call.
+    busy = [asyncio.create_task(repeat(name)) for name in "bcbc"]
+    try:
+        for _ in range(3):
+            assert await asyncio.wait_for(_tokens(adaptable, prompt, "a"), 60)
+    finally:
+        stopped = True
+        await asyncio.gather(*busy)
+
+
+async def test_pinned_adapters_are_not_removed_for_calls(adaptable: LanguageModel) -> None:
+    prompt = prompts(2, 30)[1]
+    await _load(adaptable, "a", pinned=True)
+    await _load(adaptable, "b")
+    await _load(adaptable, "c")
+    assert await _tokens(adaptable, prompt, "b")
+    assert _weights_in_memory(adaptable) == ["a", "b"]
+    await _load(adaptable, "b", "b", pinned=True, replaces=True)
+    with pytest.raises(Overloaded, match="no room for the adapter 'c': all 2 in memory are pinned or in use"):
+        await _tokens(adaptable, prompt, "c")
+    sampling = Sampling(max_new_tokens=2, adapters=("a", "b", "c"))
+    with pytest.raises(InvalidInput, match=r"expected at most 2 adapters \(max_adapters\) in a request, got 3"):
+        await anext(adaptable.generate(Generate(prompts=(prompt,) * 3, sampling=sampling)))
+
+
+async def test_calls_for_several_adapters_do_not_wait_for_each_other(adaptable: LanguageModel) -> None:
+    prompt = prompts(2, 30)[1]
+    for name in "abc":
+        await _load(adaptable, name)
+    pairs = [("a", "b"), ("b", "c"), ("c", "a"), ("a", "c")] * 3
+
+    async def both(one: str, other: str) -> list[list[int]]:
+        call = Generate(prompts=(prompt, prompt), sampling=Sampling(max_new_tokens=8, adapters=(one, other)))
+        return [ids(each) for each in merge_chunks([chunk async for chunk in adaptable.generate(call)]).texts]
+
+    found = await asyncio.wait_for(asyncio.gather(*(both(*pair) for pair in pairs)), 120)
+    expected = {name: await _tokens(adaptable, prompt, name) for name in "abc"}
+    assert found == [[expected[one], expected[other]] for one, other in pairs]
+
+
+async def test_a_waiting_call_that_is_cancelled_leaves_the_queue(adaptable: LanguageModel) -> None:
+    prompt = prompts(2, 30)[1]
+    for name in "abc":
+        await _load(adaptable, name)
+    for name in "ab":
+        await _tokens(adaptable, prompt, name)
+    streams = []
+    for name in "ab":
+        call = Generate(prompts=(prompt,), sampling=Sampling(max_new_tokens=60, adapter=name), stream=True)
+        streams.append(adaptable.generate(call))
+        await anext(streams[-1])
+    waiting = asyncio.create_task(_tokens(adaptable, prompt, "c"))
+    behind = asyncio.create_task(_tokens(adaptable, prompt, "a"))
+    while not any(each.is_leaving for each in text_engine(adaptable).adapters._in_memory.values()):
+        await asyncio.sleep(0.001)
+    waiting.cancel()
+    assert await behind  # `a` is in memory and no longer leaves
+    for stream in streams:
+        await stream.aclose()
+    assert await _tokens(adaptable, prompt, "c")
+    assert not any(each.uses for each in text_engine(adaptable).adapters._in_memory.values())
+
+
 async def test_a_call_that_is_cancelled_while_its_adapter_is_loaded_does_not_keep_it(
     adaptable: LanguageModel,
 ) -> None:
@@ -273,9 +401,6 @@ async def test_a_call_that_is_cancelled_while_its_adapter_is_loaded_does_not_kee
 async def test_broken_adapters_leave_the_model_as_it_was(
     broken: LanguageModel, change: dict[str, Any], message: str
 ) -> None:
-    import torch
-    from safetensors.torch import save_file
-
     folder = Path(broken.spec.uri) / "later" / "x"
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_bytes(change.get("config", b'{"peft_type": "LORA"}'))

@@ -532,6 +532,16 @@ def test_context_errors_use_the_field_names_of_each_api(server: ServerThread) ->
         assert ("unknown adapter 'b'" if name.startswith("adapter") else "context") in error
 
 
+def test_an_unknown_adapter_is_an_unknown_model_of_openai(server: ServerThread) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        status, response = server.post(path, {"model": "story:b", **body})
+        assert (status, response["error"]["code"]) == (404, "model_not_found")
+        assert "unknown adapter 'b'" in response["error"]["message"]
+
+
 async def test_two_hundred_disconnected_clients_leave_nothing(server: ServerThread) -> None:
     text_server = TextServer(server.server.http_ports[0])
 

@@ -156,6 +156,10 @@ def _model_lines(server: Server) -> list[str]:
             errors.append(f"  {spec.name}: {printable(deployment.reason)}{again}")
         elif deployment.ready and deployment.trial_error:
             errors.append(f"  {spec.name}: answered no example: {printable(deployment.trial_error)}")
+        details = deployment.loaded.details if deployment.is_loaded else {}
+        for adapter, reason in details.get("skipped_adapters", {}).items():
+            rows.append((f"{spec.name}:{adapter}", "-", "-", "-", "skipped"))
+            errors.append(f"  {spec.name}:{adapter}: {printable(reason)}")
     for skipped in server.engine.skipped_files():
         rows.append((skipped.file, "-", "-", "-", "skipped"))
         errors.append(f"  {skipped.file}: {skipped.reason}")

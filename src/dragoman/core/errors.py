@@ -62,6 +62,10 @@ class AlreadyLoaded(InvalidInput):
     """A model was to be registered under a name that is in use."""
 
 
+class AdapterNotFound(InvalidInput):
+    """The model has no adapter of this name."""
+
+
 class ModelNotFound(CallerError):
     """Unknown model or version."""
 

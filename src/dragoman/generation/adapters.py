@@ -101,8 +101,11 @@ class AdapterLayers:
         self._rows = AdapterRows()
         self._layers: dict[str, list[AdaptedLinear]] = {}
 
-    def add(self, name: str, weights: Mapping[str, LoraWeights]) -> None:
-        """Add an adapter. Raises ModelFailed if it does not fit the model, which then stays as it was."""
+    def add(self, key: str, weights: Mapping[str, LoraWeights], name: str) -> None:
+        """Add an adapter under a key; `name` is that in errors.
+
+        Raises ModelFailed if it does not fit the model, which then stays as it was.
+        """
         parts = []
         for path, lora in weights.items():
             layer, first, last = self._find(name, path)
@@ -114,12 +117,12 @@ class AdapterLayers:
                 )
             parts.append((layer, _Part(first, last, self._product(lora.down), self._product(lora.up))))
         for layer, part in parts:
-            layer.parts.setdefault(name, []).append(part)
-        self._layers[name] = [layer for layer, _ in parts]
+            layer.parts.setdefault(key, []).append(part)
+        self._layers[key] = [layer for layer, _ in parts]
 
-    def remove(self, name: str) -> None:
-        for layer in self._layers.pop(name, ()):
-            layer.parts.pop(name, None)
+    def remove(self, key: str) -> None:
+        for layer in self._layers.pop(key, ()):
+            layer.parts.pop(key, None)
 
     def assign(self, names: Sequence[str]) -> None:
         """Set the adapter of each row, "" for none. Raises ModelFailed for one that is not in memory."""

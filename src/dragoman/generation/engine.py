@@ -105,15 +105,18 @@ class GenerationEngine:
         """Forget all prefixes. Sequences in progress continue, and are stored when they end."""
         self._memory.clear_prefixes()
 
-    def add_adapter(self, name: str, weights: Mapping[str, LoraWeights]) -> None:
-        """Add a LoRA adapter for later jobs. Raises ModelFailed if it does not fit the model."""
-        self._runner.adapters.add(name, weights)
+    def add_adapter(self, key: str, weights: Mapping[str, LoraWeights], name: str) -> None:
+        """Add a LoRA adapter for later jobs, which select it by the key; `name` is that in errors.
+
+        Raises ModelFailed if it does not fit the model.
+        """
+        self._runner.adapters.add(key, weights, name)
         if isinstance(self._memory, CacheManager):  # machine code, which needs no cleared slots, applies no adapters
             self._memory.clear_freed_slots()
 
-    def remove_adapter(self, name: str) -> None:
+    def remove_adapter(self, key: str) -> None:
         """Remove a LoRA adapter that no job uses."""
-        self._runner.adapters.remove(name)
+        self._runner.adapters.remove(key)
 
     def add(self, job: GenerationJob) -> None:
         self.scheduler.add(job)

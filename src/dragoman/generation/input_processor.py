@@ -5,12 +5,12 @@ import math
 import secrets
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dragoman.core.calls import Generate
-from dragoman.core.errors import InvalidInput, TooLong
+from dragoman.core.errors import AdapterNotFound, InvalidInput, TooLong
 from dragoman.core.text import Chat, Prompt, Sampling
 from dragoman.generation.generation_config import apply_defaults
 from dragoman.generation.grammar import GrammarGuide, GrammarService
@@ -49,7 +49,20 @@ _LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check(sampling: Sampling, vocabulary: int, max_batch: int, adapters: Collection[str]) -> None:
+def unknown_adapter(name: str, names: Iterable[str], skipped: Mapping[str, str]) -> AdapterNotFound:
+    """Return the error for an adapter that is not there, with the reason if it was skipped."""
+    if name in skipped:
+        return AdapterNotFound(f"adapter: '{name[:128]}' is not loaded: {skipped[name]}")
+    return AdapterNotFound(f"adapter: unknown adapter '{name[:128]}', expected one of {', '.join(names) or 'none'}")
+
+
+def check(
+    sampling: Sampling,
+    vocabulary: int,
+    max_batch: int,
+    adapters: Collection[str],
+    skipped: Mapping[str, str] = _NO_DEFAULTS,
+) -> None:
     """Raise InvalidInput naming the parameter, the expected range and the value."""
     for name, (holds, expected) in _LIMITS.items():
         value = getattr(sampling, name)
@@ -63,8 +76,7 @@ def check(sampling: Sampling, vocabulary: int, max_batch: int, adapters: Collect
         raise InvalidInput("logit_bias: expected finite numbers")
     for adapter in (sampling.adapter, *sampling.adapters):
         if adapter and adapter not in adapters:
-            names = ", ".join(sorted(adapters)) or "none"
-            raise InvalidInput(f"adapter: unknown adapter '{adapter}', expected one of {names}")
+            raise unknown_adapter(adapter, sorted(adapters), skipped)
     _check_combinations(sampling, max_batch)
 
 
@@ -100,7 +112,7 @@ class InputProcessor:
 
     follows_grammars: False if an external engine applies grammars, so that they are only validated here.
     encodes: the model has an encoder for prompts, so that a completion does not continue its prompt.
-    defaults: the model's own values of sampling parameters.
+    defaults: the model's own values of sampling parameters. skipped: why adapters were not loaded, by name.
     """
 
     def __init__(
@@ -115,9 +127,11 @@ class InputProcessor:
         follows_grammars: bool = True,
         encodes: bool = False,
         defaults: Mapping[str, Any] = _NO_DEFAULTS,
+        skipped: Mapping[str, str] = _NO_DEFAULTS,
     ) -> None:
         self.vocabulary, self._limits, self._budget, self._adapters = vocabulary, limits, budget, adapters
         vocabulary.context = limits.max_context
+        self._skipped = skipped
         self._follows_grammars, self._encodes, self._defaults = follows_grammars, encodes, defaults
         self._grammars = GrammarService(
             vocabulary.tokenizer, vocabulary.size, sorted(ends), grammars, follows=follows_grammars
@@ -137,7 +151,7 @@ class InputProcessor:
         if not call.prompts:
             raise InvalidInput("prompts: expected at least one, got none")
         sampling = apply_defaults(call.sampling, self._defaults)
-        check(sampling, self.vocabulary.size, self._limits.max_batch, self._adapters)
+        check(sampling, self.vocabulary.size, self._limits.max_batch, self._adapters, self._skipped)
         if self._encodes and sampling.prompt_logprobs is not None:
             raise InvalidInput("prompt_logprobs: expected none: this model reads prompts with an encoder")
         if sampling.adapters and len(sampling.adapters) != len(call.prompts):

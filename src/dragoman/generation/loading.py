@@ -151,30 +151,14 @@ class LocalEngine:
         self, prompts: Sequence[PromptRequest], names: Sequence[str]
     ) -> AsyncGenerator[Generation, None]:
         """Generate with the weights that the adapters have now, which stay in memory until the call has ended."""
-        keys = {"": ""}
+        keys = await self.adapters.acquire(names)
         try:
-            for name in names:
-                keys[name] = self.adapters.try_acquire(name) or await self._load_adapter(name)
-            requests = [replace(prompt, adapter=keys[prompt.sampling.adapter]) for prompt in prompts]
+            requests = [replace(prompt, adapter=keys.get(prompt.sampling.adapter, "")) for prompt in prompts]
             async with aclosing(self.service.generate(requests)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         finally:
-            for key in filter(None, keys.values()):
-                self.adapters.release(key)
-
-    async def _load_adapter(self, name: str) -> str:
-        """Acquire an adapter that is not in memory; a cancelled call releases it once it is loaded."""
-        loading = asyncio.ensure_future(asyncio.to_thread(self.adapters.acquire, name))
-        try:
-            return await asyncio.shield(loading)
-        except asyncio.CancelledError:
-            loading.add_done_callback(self._release_loaded)
-            raise
-
-    def _release_loaded(self, loading: asyncio.Future[str]) -> None:
-        if not loading.cancelled() and loading.exception() is None:
-            self.adapters.release(loading.result())
+            self.adapters.release(keys.values())
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         return self.intake.vocabulary.spans(prompt)
@@ -233,6 +217,7 @@ def _engine(
         options,
         encodes=runner.is_encoder_decoder,
         defaults=defaults,
+        skipped=store.skipped,
     )
     details = {
         "max_context": limits.max_context,
@@ -248,7 +233,8 @@ def _engine(
         "chat_template": vocabulary.has_template,
         TEMPLATE_TEXT: vocabulary.template_text,
         "vision": vision is not None,
-        "adapters": store.names,  # which changes
+        "adapters": store.names,  # which change
+        "skipped_adapters": store.skipped,
     }
     engine = GenerationEngine(runner, memory, vocabulary, limits, ends, _speculation(options, drafter, budget))
     store.load_initial(adapters.folders(folder, options.adapters).items(), engine)

@@ -11,6 +11,7 @@ import orjson
 
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import (
+    AdapterNotFound,
     DeadlineExceeded,
     DragomanError,
     Forbidden,
@@ -309,6 +310,7 @@ _INVALID_REQUEST = "invalid_request_error"
 _NAMED = re.compile(r"`?([\w\[\].]+)(?:`|: )")
 _FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
     (TooLong, 400, _INVALID_REQUEST, "context_length_exceeded"),
+    (AdapterNotFound, 404, _INVALID_REQUEST, "model_not_found"),
     (InvalidInput, 400, _INVALID_REQUEST, None),
     (NotSupported, 400, _INVALID_REQUEST, "unsupported"),
     (PathNotFound, 404, _INVALID_REQUEST, None),
