@@ -92,9 +92,8 @@ class AsgiApplication:
             )
         if running is None or running.loop is not loop or running.task.done():
             engine, self._next = self._next or make_engine(self._paths, self._objects, self.settings), None
-            access = access_control(self.settings)
-            if access is not None:
-                engine.metric_sources.append(access.families)
+            access = access_control(self.settings, is_asgi=True)
+            engine.metric_sources.append(access.families)
             recent = RecentRequests(self.settings.recent_requests)
             protocols = with_pages(self._protocols, self.settings, access, recent)
             executor = MessageExecutor(BodyMemory(self._limits.max_bodies_bytes), self._limits.max_loop_delay_s)
@@ -131,7 +130,7 @@ class AsgiApplication:
 class _Running:
     """An engine in the event loop that runs it. Its task closes the engine, also if the loop ends and cancels it."""
 
-    def __init__(self, engine: Engine, application: Application, access: AccessControl | None, drain_s: float) -> None:
+    def __init__(self, engine: Engine, application: Application, access: AccessControl, drain_s: float) -> None:
         self.loop = asyncio.get_running_loop()
         self.application = application
         self._engine = engine

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -25,6 +24,7 @@ from dragoman.server_transports import (
     http_addresses,
     make_kafka_input,
     make_worker_port,
+    open_hosts,
 )
 from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
@@ -167,9 +167,7 @@ class Server:
     def _warn_if_open(self) -> None:
         """Warn if other machines need no key, except in SageMaker, whose contract is that."""
         settings = self.settings
-        admin = [settings.admin_host] if settings.admin_port >= 0 and settings.admin_host else []
-        named = [host for host, _ in http_addresses(settings)] + admin
-        hosts = ", ".join(sorted({host for host in named if not _is_loopback(host)}))
+        hosts = ", ".join(open_hosts(settings))
         if not hosts or settings.sagemaker or settings.needs_keys:
             return
         if settings.control_open and not settings.control_token:
@@ -342,13 +340,6 @@ def _make_transports(engine: Engine, settings: Settings) -> ServerTransports:
     from dragoman.front_ends.front_ends import make_transports
 
     return make_transports(engine, settings)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a host name
-        return False
 
 
 def _client_host(host: str) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from dragoman import plugins
 from dragoman._version import __version__
 from dragoman.access.control import AccessControl, AccessRules
 from dragoman.access.refresh import AccessRefresher
+from dragoman.access.sites import ANY_HOST, SiteRules
 from dragoman.access.tokens import TokenRules, TokenVerifier
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
@@ -68,7 +70,7 @@ class ServerTransports:
         self._grpc: Any = None
         self._admin: Any = None
         self._refresher = AccessRefresher(None)
-        self.access: AccessControl | None = None
+        self.access: AccessControl | None = None  # until it is started
         self._tls: TlsFiles | None = None
         self._executor: Any = None
         self.recent = RecentRequests(0)
@@ -120,6 +122,7 @@ class ServerTransports:
     ) -> Any:
         from dragoman.transports.http_server import HttpServer
 
+        assert self.access is not None
         return HttpServer(
             self._engine,
             with_pages(http, self._settings, self.access, recent),
@@ -157,6 +160,8 @@ class ServerTransports:
     async def stop(self, grace_s: float) -> None:
         """Accept no connections and let requests in flight finish, for at most `grace_s` seconds."""
         await self._refresher.stop()
+        if self.access is not None:
+            self.access.refusals.flush()
         servers = (self._http, self._grpc, self._admin)
         await asyncio.gather(*(server.stop(grace_s) for server in servers if server is not None))
         if self._executor is not None and self._executor.observation is not None:
@@ -240,14 +245,13 @@ def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> t
 def with_pages(
     http: Sequence[HttpProtocol],
     settings: Settings,
-    access: AccessControl | None,
+    access: AccessControl,
     recent: RecentRequests | None = None,
 ) -> list[HttpProtocol]:
     """Return the protocols of an address, those that describe them, and the console, which shows recent requests."""
     root_path = transport_limits(settings).root_path
-    is_guarded = access.is_guarded if access is not None else lambda role: False
     own = openapi.protocol(
-        http, version=__version__, root_path=root_path, is_guarded=is_guarded, has_page=settings.web_pages
+        http, version=__version__, root_path=root_path, is_guarded=access.is_guarded, has_page=settings.web_pages
     )
     return with_console([*http, own], recent) if settings.web_pages else [*http, own]
 
@@ -279,6 +283,20 @@ def http_addresses(settings: Settings) -> list[Address]:
     return addresses
 
 
+def open_hosts(settings: Settings) -> list[str]:
+    """Return the addresses of the settings that other machines may reach."""
+    admin = [settings.admin_host] if settings.admin_port >= 0 and settings.admin_host else []
+    named = {host for host, _ in http_addresses(settings)} | {*admin}
+    return sorted(host for host in named if not _is_loopback(host))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a host name
+        return False
+
+
 def front_end_setting(settings: Settings) -> tuple[str, int]:
     """Return the setting of processes that accept connections for the engine's, with its value; 1 if there are none."""
     return ("processes", settings.processes) if settings.processes != 1 else ("front_ends", settings.front_ends)
@@ -296,14 +314,16 @@ def protocol_policy(settings: Settings, traces: TraceSettings | None = None) -> 
     return Policy(**values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own)
 
 
-def access_control(settings: Settings, processes: int = 1) -> AccessControl | None:
-    """Return what decides about requests, None if every request is open. Raises InvalidInput for invalid files.
+def access_control(settings: Settings, processes: int = 1, *, is_asgi: bool = False) -> AccessControl:
+    """Return what decides about requests. Raises InvalidInput for invalid files.
 
-    Each of `processes` front ends allows its share of failed attempts.
+    Each of `processes` front ends allows its share of failed attempts. is_asgi: another server listens, whose
+    addresses are not known.
     """
-    is_local_only = settings.control_loopback and not settings.control_open
-    if not (settings.needs_keys or settings.control_token or is_local_only):
-        return None
+    allowed_hosts = split_list(settings.allowed_hosts)
+    if not allowed_hosts and (is_asgi or open_hosts(settings)):
+        allowed_hosts = ANY_HOST
+    sites = SiteRules(allowed_hosts=allowed_hosts, allows_origin=_cors(settings).allows)
     tokens = None
     if settings.jwt_jwks:
         claims = {"roles_claim": settings.jwt_roles_claim, "models_claim": settings.jwt_models_claim}
@@ -316,6 +336,8 @@ def access_control(settings: Settings, processes: int = 1) -> AccessControl | No
             api_key=settings.api_key,
             control_token=settings.control_token,
             control_loopback=settings.control_loopback,
+            control_open=settings.control_open,
+            sites=sites,
             tokens=tokens,
             failures_per_minute=settings.auth_failures_per_minute / processes,
         )

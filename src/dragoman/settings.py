@@ -298,6 +298,15 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             operator_only=True,
         ),
     ] = 30
+    allowed_hosts: Annotated[
+        str,
+        Option(
+            "public host names, such as models.example.org,*.example.org or *, that requests without keys may be for; "
+            "default: none if the server listens on this machine only, else *",
+            SECURITY,
+            operator_only=True,
+        ),
+    ] = ""
     control_token: Annotated[
         str, Option("token for loading and unloading models through the API", SECURITY, operator_only=True)
     ] = ""

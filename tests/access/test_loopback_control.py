@@ -17,9 +17,9 @@ LOCAL = {"host": "localhost:8080"}
     [
         (LOCAL, "127.0.0.1", True),
         ({"host": "127.0.0.1"}, "127.0.0.5", True),
-        ({"host": "[::1]:8080"}, "::/64", True),
+        ({"host": "[::1]:8080"}, "::1", True),
         (LOCAL, "10.0.0.5", False),
-        (LOCAL, "2001:db8::/64", False),
+        (LOCAL, "2001:db8::1", False),
         (LOCAL, "", False),
         ({}, "127.0.0.1", False),
         ({"host": "models.example"}, "127.0.0.1", False),

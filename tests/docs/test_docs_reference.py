@@ -7,7 +7,7 @@ from pathlib import Path
 from dragoman.core import errors
 from dragoman.core.datatypes import DATATYPES
 from dragoman.front_ends.front_end import front_end_metrics
-from dragoman.server_transports import load_protocols, with_pages
+from dragoman.server_transports import access_control, load_protocols, with_pages
 from dragoman.settings import Settings
 from dragoman.transports.recent_requests import RecentRequests
 
@@ -48,7 +48,7 @@ def test_endpoints() -> None:
         for quoted in re.findall(r"`(.+?)`", row[1])
         for path in expand(quoted)
     ]
-    protocols = with_pages(HTTP, Settings(), None, RecentRequests(0))
+    protocols = with_pages(HTTP, Settings(), access_control(Settings()), RecentRequests(0))
     routes = [(route.method, route.pattern) for protocol in protocols for route in protocol.routes]
     assert sorted(documented) == sorted(routes)
 

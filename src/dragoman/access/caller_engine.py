@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import structs
 
 from dragoman.access.grants import EVERYTHING, Grant, Permit
+from dragoman.access.refusals import Refusals
 from dragoman.core.callers import ANYONE
 from dragoman.core.calls import (
     Authorize,
@@ -30,12 +31,13 @@ from dragoman.core.calls import (
     States,
     Unload,
 )
-from dragoman.core.errors import Forbidden
+from dragoman.core.errors import DragomanError, Forbidden, RateLimited
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.engine.call_handler import CallHandler
 
 A = TypeVar("A")
 
+_REFUSED = (Forbidden, RateLimited)
 _OPEN = (Live, Ready, DescribeServer, SaveRecord, ReadRecord, DeleteRecord)  # records are those of the key
 _OF_ONE_MODEL = (Authorize, KeepLoaded, Load, ScaleModel, Unload)
 # Lists of the server: how the name of a model follows from an element.
@@ -74,13 +76,14 @@ class LimitedCall(ServerCall[Any]):
 class CallerEngine:
     """A `CallHandler` for the calls of one caller. Raises Forbidden and RateLimited, besides the engine's errors.
 
-    If the engine is in another process, the limits are counted there.
+    If the engine is in another process, the limits are counted there. `refusals` logs calls that are refused.
     """
 
     is_remote = False
 
-    def __init__(self, engine: CallHandler, grant: Grant, address: str = "") -> None:
+    def __init__(self, engine: CallHandler, grant: Grant, address: str = "", refusals: Refusals | None = None) -> None:
         self._engine = engine
+        self._refusals = refusals
         self.grant = grant
         self.caller = grant.caller(address)
         self._limiter = None if engine.is_remote else grant.limiter
@@ -92,37 +95,60 @@ class CallerEngine:
 
     def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
         call: Any = request.call
-        permit = self._acquire() if isinstance(call, ModelCall | ConcurrentCalls) else None
-        response = self._engine.begin(self._restrict(request))
+        is_of_model = isinstance(call, ModelCall)
+        try:
+            permit = self._acquire() if is_of_model or isinstance(call, ConcurrentCalls) else None
+            response = self._engine.begin(self._restrict(request))
+        except _REFUSED as error:
+            self._log(request, error)
+            raise
         name_of = _LISTS.get(type(call)) if self.grant.models is not None else None
         if isinstance(response, Response):
             if permit is not None:
                 permit.release()
             return self._select(response, name_of)
-        return response if permit is None and name_of is None else self._finish(response, permit, name_of)
+        if is_of_model and permit is None:
+            return response
+        return self._finish(request, response, permit, name_of)
 
     async def call(self, request: Request[A]) -> Response[A]:
         response = self.begin(request)
         return response if isinstance(response, Response) else await response
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
-        permit = self._acquire()
+        permit = None
         try:
+            permit = self._acquire()
             async with aclosing(self._engine.stream(self._restrict(request))) as chunks:
                 async for chunk in chunks:
                     yield chunk
+        except _REFUSED as error:
+            self._log(request, error)
+            raise
         finally:
             if permit is not None:
                 permit.release()
+
+    def _log(self, request: Request[Any], error: DragomanError) -> None:
+        if self._refusals is not None:
+            where = f"{type(request.call).__name__} {request.model}".rstrip()
+            self._refusals.add(error, where, self.caller.name, self.caller.address)
 
     def _acquire(self) -> Permit | None:
         return None if self._limiter is None else self._limiter.acquire()
 
     async def _finish(
-        self, response: Awaitable[Response[A]], permit: Permit | None, name_of: Callable[[Any], str] | None
+        self,
+        request: Request[A],
+        response: Awaitable[Response[A]],
+        permit: Permit | None,
+        name_of: Callable[[Any], str] | None,
     ) -> Response[A]:
         try:
             return self._select(await response, name_of)
+        except _REFUSED as error:
+            self._log(request, error)
+            raise
         finally:
             if permit is not None:
                 permit.release()

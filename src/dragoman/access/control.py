@@ -1,16 +1,18 @@
-"""The one place that decides whether a request may be served: credential, role, expiry."""
+"""The one place that decides whether a request may be served: site, credential, role, expiry."""
 
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dragoman.access.failures import EXPIRED, FORBIDDEN, INVALID, MISSING, FailedAttempts
+from dragoman.access.failures import EXPIRED, FORBIDDEN, FOREIGN, INVALID, MISSING, FailedAttempts
 from dragoman.access.grants import ANONYMOUS, EVERYTHING, Grant
-from dragoman.access.keys import digest_of, is_writable_by_everyone, read_keys, single_key
+from dragoman.access.keys import MIN_LENGTH, digest_of, is_writable_by_everyone, read_keys, single_key
+from dragoman.access.refusals import Refusals
+from dragoman.access.sites import SiteRules, check_control
 from dragoman.access.tokens import TokenVerifier
 from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, NotReady, Unauthorized
 from dragoman.core.metrics import Family
@@ -24,7 +26,6 @@ _EXPECTED = "expected a header 'Authorization: Bearer <key>' or 'x-api-key: <key
 _CONTROL_EXPECTED = "This API is restricted, expecting header 'Authorization: Bearer <control token>'"
 
 _LOCAL = Grant("loopback", EVERYTHING)
-_LOOPBACK_V6 = "::/64"  # addresses of clients are networks of 64 bits in IPv6
 # Headers by which proxies say that a request is not their own.
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "origin")
 
@@ -33,13 +34,16 @@ _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forw
 class AccessRules:
     """Where credentials come from: a file of hashed keys, a key for everything, a token for model control, tokens.
 
-    `control_loopback`: processes on this machine need none for model control.
+    `control_loopback`: processes on this machine need none for model control. `control_open`: nobody does. `sites`:
+    which web pages may send requests that need none.
     """
 
     keys_file: str = ""
     api_key: str = ""
     control_token: str = ""
     control_loopback: bool = False
+    control_open: bool = False
+    sites: SiteRules = field(default_factory=SiteRules)
     tokens: TokenVerifier | None = None
     failures_per_minute: float = 30.0
 
@@ -52,14 +56,17 @@ class AccessRules:
 class AccessControl:
     """Decides about requests. Without keys and tokens only model control needs a credential, the control token.
 
-    Raises InvalidInput if the key file is invalid. If it becomes invalid later, every request is rejected until it is
-    valid again.
+    `refusals` logs those that are refused. Raises InvalidInput if the key file is invalid. If it becomes invalid later,
+    every request is rejected until it is valid again.
     """
 
     def __init__(self, rules: AccessRules) -> None:
         self._rules = rules
         self.tokens = rules.tokens
         self._open_roles: frozenset[str] = frozenset() if rules.needs_credentials else frozenset(("infer", "read"))
+        is_local_only = rules.control_loopback and not rules.control_open
+        if not (rules.needs_credentials or rules.control_token or is_local_only):
+            self._open_roles |= {"admin"}  # the engine rejects it unless `control_open` is set
         self._grants: dict[bytes, Grant] = {}
         # Without keys its requests share their state with those of everyone else.
         owner = "control_token" if rules.needs_credentials else ""
@@ -69,6 +76,7 @@ class AccessControl:
         if self.tokens is not None:
             self.tokens.on_change = self._increment_version
         self.failures = FailedAttempts(rules.failures_per_minute)
+        self.refusals = Refusals()
         self._grants = self._read()
 
     @property
@@ -113,22 +121,56 @@ class AccessControl:
             grants[digest_of(rules.control_token)] = self._control
         return grants
 
-    def authorize(self, role: Role, headers: Mapping[str, str], address: Callable[[], str]) -> Grant:
+    @property
+    def needs_credentials(self) -> bool:
+        """Whether every request but health checks needs a credential."""
+        return self._rules.needs_credentials
+
+    def has_to_check(self, role: Role, headers: Mapping[str, str]) -> bool:
+        """Return whether a request with these headers must be authorized even if its role needs no credential."""
+        return role == "admin" or self.is_guarded(role) or self._rules.sites.is_suspect(headers)
+
+    def check_site(
+        self, role: Role, method: str, headers: Mapping[str, str], address: Callable[[], str], where: str
+    ) -> None:
+        """Raise Forbidden for an HTTP request of a web page that may not send it.
+
+        Where a credential is needed, it is proof enough: browsers send none by themselves.
+        """
+        if self.is_guarded(role):
+            return
+        try:
+            self._rules.sites.check(method, headers)
+            if role == "admin" and not bearer_token(headers):
+                check_control(headers)
+        except Forbidden as error:
+            self.failures.counts[FOREIGN] += 1
+            self.refusals.add(error, where, "", address())
+            raise
+
+    def authorize(self, role: Role, headers: Mapping[str, str], address: Callable[[], str], where: str = "") -> Grant:
         """Return what the caller may do. Raises Unauthorized, Forbidden, RateLimited, or NotReady without keys.
 
-        `address` returns the client's address; it is called only if the credential is not a known key.
+        `address` returns the client's address; it is called only if the credential is not a known key. `where`: what is
+        requested, for the audit log.
         """
         if role in self._open_roles:
             return ANONYMOUS
-        credential = bearer_token(headers)
-        if role == "admin" and not credential and self._rules.control_loopback and is_local(headers, address()):
-            return _LOCAL
-        grant = self._grants.get(digest_of(credential)) if len(credential) <= _MAX_CREDENTIAL else None
-        if grant is None or grant is self._control or grant.expires_s <= time.time():
-            grant = self._resolve(credential, grant, address)
-        if role not in grant.roles:
-            self.failures.counts[FORBIDDEN] += 1
-            raise Forbidden(f"key '{grant.name}' does not have the role '{role}' that this request needs")
+        credential, name = bearer_token(headers), ""
+        try:
+            if role == "admin" and not credential and self._rules.control_loopback and is_local(headers, address()):
+                return _LOCAL
+            grant = self._grants.get(digest_of(credential)) if len(credential) <= _MAX_CREDENTIAL else None
+            name = "" if grant is None else grant.name
+            if grant is None or grant is self._control or grant.expires_s <= time.time():
+                grant = self._resolve(credential, grant, address)
+            name = grant.name
+            if role not in grant.roles:
+                self.failures.counts[FORBIDDEN] += 1
+                raise Forbidden(f"key '{grant.name}' does not have the role '{role}' that this request needs")
+        except DragomanError as error:
+            self.refusals.add(error, where, name, address())
+            raise
         return grant
 
     def is_current(self, version: int, expires_s: float) -> bool:
@@ -136,33 +178,47 @@ class AccessControl:
         return version == self.version and time.time() < expires_s
 
     def _resolve(self, credential: str, grant: Grant | None, address: Callable[[], str]) -> Grant:
-        """Return the grant of the control token or of a JSON Web Token, neither of which is tried without limit."""
+        """Return the grant of the control token or of a JSON Web Token.
+
+        What cannot be guessed is accepted whatever other clients of the address have sent; of everything else an
+        address may send so much only.
+        """
         if not credential:
             self.failures.counts[MISSING] += 1
             if not (self._rules.needs_credentials or self._rules.control_token):
                 raise Forbidden("model control is open to processes on the server's machine only")
             raise self._unauthorized_error("this request has no key")
-        if grant is None and self.tokens is not None:
-            known = self.tokens.find(credential)
-            if known is not None:
-                return known
-        client = address()
-        self.failures.check(client)
+        if grant is None and (found := self._grant_of_token(credential, address)) is not None:
+            return found
         if grant is not None and grant is self._control:
+            if len(credential) < MIN_LENGTH:  # it could be guessed
+                self.failures.check(address())
             return grant
         if grant is not None:
-            self.failures.add(client, EXPIRED)
+            self._add_failure(address, EXPIRED)
             raise self._unauthorized_error(f"key '{grant.name}' has expired")
-        if self.tokens is not None and credential.count(".") == 2 and len(credential) <= _MAX_CREDENTIAL:
-            try:
-                return self.tokens.verify(credential)
-            except Unauthorized as error:
-                self.failures.add(client, EXPIRED if "expired" in error.message else INVALID)
-                raise
         if self._closed:
+            self.failures.check(address())
             raise NotReady(self._closed)
-        self.failures.add(client, INVALID)
+        self._add_failure(address, INVALID)
         raise self._unauthorized_error("this key is not valid")
+
+    def _grant_of_token(self, credential: str, address: Callable[[], str]) -> Grant | None:
+        """Return the grant of a JSON Web Token, None for what is none."""
+        tokens = self.tokens
+        if tokens is None or credential.count(".") != 2 or len(credential) > _MAX_CREDENTIAL:
+            return None
+        try:
+            return tokens.find(credential) or tokens.verify(credential)
+        except Unauthorized as error:
+            self._add_failure(address, EXPIRED if "expired" in error.message else INVALID)
+            raise
+
+    def _add_failure(self, address: Callable[[], str], reason: str) -> None:
+        """Count a failed attempt. Raises RateLimited if there were too many of this address."""
+        client = address()
+        self.failures.check(client)
+        self.failures.add(client, reason)
 
     def _unauthorized_error(self, why: str) -> DragomanError:
         return Unauthorized(_CONTROL_EXPECTED if self._open_roles else f"{why}; {_EXPECTED}")
@@ -182,7 +238,7 @@ def is_local(headers: Mapping[str, str], address: str) -> bool:
         host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
         return (
             (host == "localhost" or ip_address(host).is_loopback)
-            and (address == _LOOPBACK_V6 or ip_address(address).is_loopback)
+            and ip_address(address).is_loopback
             and not any(name in headers for name in _FORWARDED)
         )
     except ValueError:

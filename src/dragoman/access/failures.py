@@ -4,13 +4,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from dragoman.access.addresses import address_group
 from dragoman.core.errors import RateLimited
 from dragoman.core.metrics import Family, Sample
 
 _METRIC = "dragoman_access_denied_total"
 # Reasons for which a request is denied.
 MISSING, INVALID, EXPIRED, FORBIDDEN, THROTTLED = "missing", "invalid", "expired", "forbidden", "throttled"
-REASONS = (MISSING, INVALID, EXPIRED, FORBIDDEN, THROTTLED)
+FOREIGN = "foreign_site"
+REASONS = (MISSING, INVALID, EXPIRED, FORBIDDEN, THROTTLED, FOREIGN)
 # Addresses that are remembered; the oldest are forgotten first.
 _MAX_ADDRESSES = 10_000
 
@@ -41,14 +43,15 @@ class FailedAttempts:
         self.counts[reason] += 1
         if self._per_minute:
             left, now_s = self._tokens_left(address)
-            self._addresses.pop(address, None)
+            group = address_group(address)
+            self._addresses.pop(group, None)
             if len(self._addresses) >= _MAX_ADDRESSES:
                 del self._addresses[next(iter(self._addresses))]
-            self._addresses[address] = left - 1.0, now_s
+            self._addresses[group] = left - 1.0, now_s
 
     def _tokens_left(self, address: str) -> tuple[float, float]:
         now_s = self._clock()
-        left, since_s = self._addresses.get(address, (self._burst, now_s))
+        left, since_s = self._addresses.get(address_group(address), (self._burst, now_s))
         return min(self._burst, left + (now_s - since_s) * self._per_minute / 60.0), now_s
 
     def families(self) -> tuple[Family, ...]:

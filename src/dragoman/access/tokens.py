@@ -160,11 +160,13 @@ class TokenVerifier:
                 leeway=_LEEWAY_S,
                 options={"require": ["exp", "iss", "aud"]},
             )
+            grant = self._grant(claims, token)
+        except Unauthorized:
+            raise
         except jwt.ExpiredSignatureError as error:
             raise Unauthorized("the token has expired") from error
-        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        except Exception as error:  # whatever the issuer has signed, and a client has sent
             raise Unauthorized(f"the token is not valid: {error}") from error
-        grant = self._grant(claims, token)
         if len(self._cached_grants) >= _MAX_CACHED:
             del self._cached_grants[next(iter(self._cached_grants))]
         self._cached_grants[_digest(token)] = grant
@@ -182,6 +184,8 @@ class TokenVerifier:
 
     def _grant(self, claims: Mapping[str, Any], token: str) -> Grant:
         """Return the grant of the claims of a token. What it leaves behind belongs to its subject, if it names one."""
+        for name in ("exp", "nbf", "iat"):
+            _check_time(claims.get(name), name)
         models = _texts(_claim(claims, self._rules.models_claim), self._rules.models_claim)
         roles = _texts(_claim(claims, self._rules.roles_claim), self._rules.roles_claim) or ()
         expires_s = min(float(claims["exp"]) + _LEEWAY_S, time.time() + _CACHE_S)
@@ -210,6 +214,12 @@ def _texts(value: Any, claim: str) -> tuple[str, ...] | None:
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)
     raise Unauthorized(f"the token is not valid: claim '{claim}': expected a list of strings")
+
+
+def _check_time(value: Any, claim: str) -> None:
+    """Raise Unauthorized unless a claim is a number (RFC 7519, 2: NumericDate) or missing."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise Unauthorized(f"the token is not valid: claim '{claim}': expected a number of seconds")
 
 
 def _digest(token: str) -> bytes:

@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dragoman.core import error_texts, errors
+from dragoman.core.audit import log_change
+from dragoman.core.callers import ANYONE
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
 from dragoman.core.spec import ModelSpec, SiblingModels
@@ -190,6 +192,7 @@ class ModelControl:
         current = self._registry.by_version(name)
         if state is None and not any(d.spec.url for d in current.values()):
             log.info("model '%s': removed from disk", name)
+            log_change("unload", ANYONE, {"model": name, "cause": "files"})
             self._unserved.pop(name, None)
             self._retire(self._registry.remove(name) if current else [])
             self._on_change()
@@ -214,6 +217,7 @@ class ModelControl:
             if all(d.loads_on_demand for d in new.values()) and not any(d.state == "READY" for d in current.values()):
                 self._unserved.pop(name, None)
                 self._retire(self._registry.put(name, {**kept, **new}, routing))  # the next call loads it
+                log_change("unload", ANYONE, {"model": name, "cause": "files"})
                 self._on_change()
                 return
             self._record_unserved(name, new, "", "LOADING")
@@ -222,13 +226,17 @@ class ModelControl:
     async def _update(
         self, name: str, new: Mapping[str, Deployment], routing: VersionRouting, kept: Mapping[str, Deployment]
     ) -> None:
+        action = "reload" if self._registry.versions(name) else "load"
         try:
             async with self._gate:
                 await self._replace(name, new, routing, kept=kept, is_announced=False)
-            log.info("model '%s': serves the files on disk", name)
-        except NotReady:  # it may load later: it counts as changed
-            self.on_disk.pop(name, None)
+        except BaseException as error:
+            log_change(action, ANYONE, {"model": name, "cause": "files"}, error)
+            if isinstance(error, NotReady):  # it may load later: it counts as changed
+                self.on_disk.pop(name, None)
             raise
+        log.info("model '%s': serves the files on disk", name)
+        log_change(action, ANYONE, {"model": name, "cause": "files"})
 
     def index(self, *, ready: bool) -> tuple[IndexEntry, ...]:
         """Return every known model version, or those that are ready."""

@@ -4,11 +4,14 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from dragoman.core.audit import log_change
 from dragoman.core.calls import (
     ApplyHessian,
     ApplyJacobian,
@@ -48,6 +51,7 @@ from dragoman.core.scoring import Score
 from dragoman.core.signature import Signature
 from dragoman.core.spec import SiblingModels, check_load_name, check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
 from dragoman.engine import counters
 from dragoman.engine.batch_counters import batch_families
 from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
@@ -70,6 +74,12 @@ A = TypeVar("A")
 _ANY_CALL: frozenset[type[Call[Any]]] = frozenset(
     (Infer, SignatureFor, Gradient, ApplyJacobian, ApplyHessian, Generate, Tokenize, Embed, Score)
 )
+# Calls that change the text engine of a model: what they do, and their fields for the audit log.
+_ENGINE_CHANGES: Mapping[type[Call[Any]], tuple[str, Mapping[str, str]]] = {
+    LoadAdapter: ("load adapter", {"adapter": "name", "path": "path"}),
+    UnloadAdapter: ("unload adapter", {"adapter": "name"}),
+    ResetPrefixCache: ("reset prefix cache", {}),
+}
 log = logging.getLogger("dragoman.engine")
 
 
@@ -232,6 +242,8 @@ class Engine:
         if type(request.call) is Handle:
             request = self.registry.resolve_handler(request)
             self._model_of(request, Handle)
+        elif type(request.call) in _ENGINE_CHANGES:
+            return begin(self._change_engine(request))
         if request.model and not self._draining:
             try:
                 deployment = self.registry.route(request.model, request.version)
@@ -344,16 +356,43 @@ class Engine:
         raise NotImplementedError(type(request.call).__name__)
 
     async def _control_call(self, request: Request[Any]) -> object:
-        match request.call:
+        name, version, call = request.model, request.version, request.call
+        match call:
             case Index(_, ready):
                 return self._control.index(ready=ready)
             case Load(_, url, weights, config, files):
-                await self._control.load(check_load_name(request.model), request.version, url, weights, config, files)
+                is_loaded = bool(self.registry.versions(name))
+                action = "weights" if weights is not None and not version else "reload" if is_loaded else "load"
+                sent = {"url": url or None, "version_weights": weights, "files": len(files) or None}
+                with self._audited(action, request, **sent, config=bool(config) or None):
+                    await self._control.load(check_load_name(name), version, url, weights, config, files)
             case ScaleModel(_, replicas):
-                await self._control.scale(check_name(request.model), request.version, replicas)
+                with self._audited("scale", request, replicas=replicas):
+                    await self._control.scale(check_name(name), version, replicas)
             case Unload():
-                await self._control.unload(check_name(request.model), request.version)
+                with self._audited("unload", request):
+                    await self._control.unload(check_name(name), version)
         return None
+
+    @contextmanager
+    def _audited(self, action: str, request: Request[Any], **fields: object) -> Iterator[None]:
+        """Log a change of a model, and whether it was made."""
+        change = partial(
+            log_change, action, request.caller, {"model": request.model, "version": request.version or None, **fields}
+        )
+        try:
+            yield
+        except BaseException as error:
+            change(error)
+            raise
+        change()
+
+    async def _change_engine(self, request: Request[A]) -> Response[A]:
+        """Answer a call that changes the text engine of a model."""
+        call: Any = request.call
+        action, names = _ENGINE_CHANGES[type(call)]
+        with self._audited(action, request, **{name: getattr(call, field) for name, field in names.items()}):
+            return await complete(self._find(request).begin(request))
 
     async def _call_all(self, requests: Sequence[Request[Any]]) -> tuple[Response[Any], ...]:
         await ensure_task()

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import structs
 
+from dragoman.core.audit import log_change
 from dragoman.core.callers import ANYONE, get_caller
 from dragoman.core.calls import Describe, ModelDescription, Request
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
@@ -202,10 +203,19 @@ class SiblingClient:
         return _StreamedResponses(self._registry, _of_caller(request), self._loop)
 
     def load(self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        self._run_on_loop(self._registry.control.load(name, "", "", None, config, files))
+        self._change("load", name, self._registry.control.load(name, "", "", None, config, files))
 
     def unload(self, name: str) -> None:
-        self._run_on_loop(self._registry.control.unload(name))
+        self._change("unload", name, self._registry.control.unload(name))
+
+    def _change(self, action: str, name: str, change: Coroutine[Any, Any, None]) -> None:
+        """Change a model, and log that this model has done it."""
+        try:
+            self._run_on_loop(change)
+        except BaseException as error:
+            log_change(action, get_caller(), {"model": name, "by_model": self._name}, error)
+            raise
+        log_change(action, get_caller(), {"model": name, "by_model": self._name})
 
     def call(self, request: Request[A]) -> A:
         self._registry.users.add(self._name)

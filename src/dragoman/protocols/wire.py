@@ -10,16 +10,14 @@ Objects made per request are `msgspec.Struct`s: frozen like a dataclass and ten 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Any, Generic, Literal, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 import orjson
 
 from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.calls import Ready, Request, Response
-from dragoman.core.errors import DragomanError, Forbidden, Unauthorized
+from dragoman.core.errors import DragomanError, Unauthorized
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.formats.policy import Buffer as Buffer
 from dragoman.formats.policy import Policy as Policy
@@ -251,30 +249,6 @@ def bearer_token(headers: Mapping[str, str]) -> str:
     """Return the token of `authorization: Bearer <token>`, else `x-api-key`, else ""."""
     value = headers.get("authorization", "")
     return value[7:].strip() if value[:7].lower() == "bearer " else headers.get("x-api-key", "")
-
-
-def control_token(headers: Mapping[str, str]) -> str:
-    """Return the bearer token of an HTTP request that loads, unloads or lists models.
-
-    Raises Forbidden for a request of a web page without a token, unless the page is served by this very server under
-    an IP address or localhost: browsers send such requests for any page, to any address that its host name is bound
-    to (DNS rebinding).
-    """
-    token, origin = bearer_token(headers), headers.get("origin")
-    if not token and origin is not None and not _is_same_origin(origin, headers.get("host", "")):
-        raise Forbidden(f"model control from a web page needs a control token, got none and Origin {origin[:256]!r}")
-    return token
-
-
-def _is_same_origin(origin: str, host: str) -> bool:
-    """Return whether a page comes from the host of the request, and that is an IP address or localhost."""
-    try:
-        url = urlsplit(origin)
-        if url.scheme not in ("http", "https") or url.netloc != host:
-            return False
-        return url.hostname == "localhost" or bool(ip_address(url.hostname or ""))
-    except ValueError:
-        return False
 
 
 def error_headers(error: DragomanError) -> Headers:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from dragoman.system.request_context import log_fields
 
+# The logger of audit lines, which are logged at any level, also if a client switches INFO off.
+AUDIT = "dragoman.audit"
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 # Characters that may end a line or control a terminal, except tabs: C0, DEL, C1 and two separators of Unicode.
@@ -79,7 +81,7 @@ class _LevelFilter(logging.Filter):
         self.debug = debug
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno not in self.dropped
+        return record.levelno not in self.dropped or record.name == AUDIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def set_up(
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.getLogger().handlers = [handler]
     set_level(level, levels)
+    logging.getLogger(AUDIT).setLevel(logging.INFO)
     # JAX logs each missing accelerator at INFO, and watchfiles each change.
     for name in ("jax._src.xla_bridge", "watchfiles"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -100,8 +100,8 @@ Progress = EndpointResult | StartedCall | CompressibleResponse
 class Application:
     """Routes requests to protocols and their calls to the engine. `bodies` counts the memory of all requests.
 
-    If it `is_guarded`, a transport asks `authorize` for the application that serves a request before it receives the
-    body.
+    A transport asks `authorize` for the application that serves a request before it receives the body. Unless it
+    `is_guarded`, requests that are plain need not be authorized.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Application:
         access: AccessControl | None = None,
     ) -> None:
         self.limits = limits
-        self.is_guarded = access is not None
+        self.is_guarded = access is not None and access.needs_credentials
         self._access = access
         self.unrestricted = Authorization(self)
         self.caller = ANYONE
@@ -135,23 +135,30 @@ class Application:
             raw_path = raw_path[len(root) :] or "/"
         return self._router.match(method, raw_path, headers)
 
-    def authorize(self, match: Match, headers: Mapping[str, str], address: Callable[[], str]) -> "Authorization":
+    def authorize(
+        self, match: Match, method: str, headers: Mapping[str, str], address: Callable[[], str]
+    ) -> "Authorization":
         """Return the application as the caller of a request may use it, and how long that is valid.
 
         Raises Unauthorized, Forbidden, RateLimited or NotReady. Public paths and OPTIONS, which browsers send without
-        credentials, are open.
+        credentials, are open. `address` returns the address of the client.
         """
-        if self._access is None or match.is_public or match.endpoint is None:
+        access = self._access
+        if access is None or match.is_public or match.endpoint is None:
             return Authorization(self)
-        grant = self._access.authorize(match.role, headers, address)
-        application = self if grant.is_anonymous else self.for_caller(grant, address())
-        return Authorization(application, self._access, self._access.version, grant.expires_s)
+        where = f"{method} {match.route}"
+        access.check_site(match.role, method, headers, address, where)
+        grant = access.authorize(match.role, headers, address, where)
+        if grant.is_anonymous and match.role != "admin":
+            return Authorization(self)
+        return Authorization(self.for_caller(grant, address()), access, access.version, grant.expires_s)
 
     def for_caller(self, grant: Grant, address: str = "") -> "Application":
         """Return this application for the holder of a key, whose requests come from an address."""
         view = object.__new__(type(self))  # in a third of the time of `copy.copy`
         vars(view).update(vars(self))
-        engine = view._engine = CallerEngine(self._engine, grant, address)
+        refusals = None if self._access is None else self._access.refusals
+        engine = view._engine = CallerEngine(self._engine, grant, address, refusals)
         view.caller, view._models = engine.caller, grant.models
         return view
 
@@ -168,9 +175,13 @@ class Application:
         return response
 
     def is_plain(self, match: Match | None, headers: Mapping[str, str]) -> bool:
-        """Return whether a request needs only its endpoint and the engine, so that `begin` may be used for it."""
-        unusual = "content-encoding" in headers or (self.limits.cors.is_enabled and "origin" in headers)
-        return match is not None and match.endpoint is not None and not unusual
+        """Return whether a request needs only its endpoint and the engine, so that `begin` may be used for it. Unless
+        the application is guarded, it needs no authorization either."""
+        if match is None or match.endpoint is None or "content-encoding" in headers:
+            return False
+        if self.limits.cors.is_enabled and "origin" in headers:
+            return False
+        return self.is_guarded or self._access is None or not self._access.has_to_check(match.role, headers)
 
     def begin(
         self, match: Match, request: HttpRequest, writer: ResponseWriter

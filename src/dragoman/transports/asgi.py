@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
+from dragoman.access.addresses import without_mapping
 from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.request_context import HEADER, client_request_id, new_context, request_id, variables_of
 from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.bodies import GrowingBody, too_large
-from dragoman.transports.clients import address_group
 from dragoman.transports.counters import TransportCounters
 from dragoman.transports.limits import Limits
 from dragoman.transports.loop_delay import LOOP_LATE
@@ -158,7 +158,8 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
         writer.statuses = match.statuses
         if match.is_sheddable and application.executor.loop_delay.rejects():
             raise LOOP_LATE
-        application = application.authorize(match, writer.headers, partial(_client_address, scope)).application
+        client = partial(_client_host, scope)
+        application = application.authorize(match, scope["method"], writer.headers, client).application
         if match.endpoint is not None:
             await writer.read(body)
         query = scope.get("query_string", b"").decode("latin-1")
@@ -195,9 +196,9 @@ async def _until_disconnect(answering: Coroutine[Any, Any, None], writer: AsgiRe
         await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-def _client_address(scope: Scope) -> str:
+def _client_host(scope: Scope) -> str:
     client = scope.get("client")
-    return address_group(client[0]) if client else ""
+    return without_mapping(client[0]) if client else ""
 
 
 def relative_path(scope: Scope) -> str:

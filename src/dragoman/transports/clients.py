@@ -1,12 +1,12 @@
 """Clients of a server: their addresses, warnings about them, and room for health checks when it is full."""
 
 import asyncio
-import ipaddress
 import logging
 import re
 from collections import Counter
 from typing import Any, Protocol
 
+from dragoman.access.addresses import address_group, without_mapping
 from dragoman.protocols.wire import HttpError
 from dragoman.system.request_context import variables_of
 from dragoman.transports.limits import Limits
@@ -15,23 +15,15 @@ from dragoman.transports.limits import Limits
 _HOST = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?", re.ASCII)
 
 
+def client_host(transport: Any) -> str:
+    """Return the address of a client; "" if it is not known."""
+    peer = transport.get_extra_info("peername")
+    return without_mapping(peer[0]) if isinstance(peer, tuple) and peer and isinstance(peer[0], str) else ""
+
+
 def client_address(transport: Any) -> str:
     """Return a text that is equal for all connections of one client; "" if the address is not known."""
-    peer = transport.get_extra_info("peername")
-    return address_group(peer[0]) if isinstance(peer, tuple) and peer and isinstance(peer[0], str) else ""
-
-
-def address_group(host: str) -> str:
-    """Return the address of a client, or for IPv6 its network of 64 bits, which one client usually has."""
-    if ":" not in host:
-        return host
-    try:
-        address = ipaddress.IPv6Address(host)
-    except ValueError:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+    return address_group(client_host(transport))
 
 
 def is_host(text: str) -> bool:

@@ -46,7 +46,7 @@ class Cors:
         origin = headers.get("origin", "")
         if not self.is_enabled or method != "OPTIONS" or not requested_method or not origin:
             return None
-        if not self._allows(origin):
+        if not self.allows(origin):
             return json_response({"error": "this origin is not allowed"}, 403)
         methods = requested_method if self.methods == _WILDCARD else ", ".join(self.methods)
         requested_headers = headers.get("access-control-request-headers", "")
@@ -63,12 +63,13 @@ class Cors:
     def response_headers(self, headers: Mapping[str, str]) -> Headers:
         """Return the headers to add to a response; none if the origin may not read it."""
         origin = headers.get("origin", "") if self.is_enabled else ""
-        if not origin or not self._allows(origin):
+        if not origin or not self.allows(origin):
             return ()
         expose = (("access-control-expose-headers", ", ".join(self.expose)),) if self.expose else ()
         return (*self._allow_origin(origin), *expose)
 
-    def _allows(self, origin: str) -> bool:
+    def allows(self, origin: str) -> bool:
+        """Return whether pages of an origin may send requests."""
         if self.origins == _WILDCARD or origin in self.origins:
             return True
         return self._pattern is not None and self._pattern.fullmatch(origin) is not None

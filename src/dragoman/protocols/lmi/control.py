@@ -37,7 +37,6 @@ from dragoman.protocols.wire import (
     PreliminaryCall,
     Route,
     bearer_token,
-    control_token,
     json_response,
 )
 
@@ -207,7 +206,7 @@ def _register(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpRespons
     if not isinstance(name, str) or not name or not isinstance(url, str):
         raise InvalidInput("`model_name` and `url` must be text, and one of them must say which model to load")
     # A model of the repository is listed with its name as url.
-    call = Load(control_token(http.headers), "" if url == name else url)
+    call = Load(bearer_token(http.headers), "" if url == name else url)
     return _control_call(
         call, name, "", f'Model "{name}" registered.', _ignored_headers(fields, ("model_name", "url"), policy)
     )
@@ -221,7 +220,7 @@ def _last(url: str) -> str:
 def _unregister(http: HttpRequest) -> EngineCall[None, HttpResponse]:
     name = http.params["model"]
     message = f'Model "{name}" unregistered'
-    return _control_call(Unload(control_token(http.headers)), name, http.params.get("version", ""), message)
+    return _control_call(Unload(bearer_token(http.headers)), name, http.params.get("version", ""), message)
 
 
 def _scale(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
@@ -235,7 +234,7 @@ def _scale(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
         raise InvalidInput(f"`min_worker` must be <= `max_worker`; got {minimum} and {count}")
     message = f'Model "{name}" worker scaled. New Worker configuration min workers:{count} max workers:{count}'
     ignored = _ignored_headers(query, ("min_worker", "max_worker"), policy)
-    call = ScaleModel(control_token(http.headers), count)
+    call = ScaleModel(bearer_token(http.headers), count)
     return _control_call(call, name, http.params.get("version", ""), message, ignored)
 
 

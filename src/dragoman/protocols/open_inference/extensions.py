@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from dragoman.core.audit import log_change
 from dragoman.core.calls import Authorize, ConcurrentCalls, Infer, ModelDescription, Ready, Request, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Shape, TensorSpec
@@ -11,7 +12,7 @@ from dragoman.core.spec import COMPLETED_CONFIG, STATED_METADATA
 from dragoman.core.tensor import Parameters
 from dragoman.core.text import TEMPLATE_TEXT
 from dragoman.formats.shared_regions import RegionSlice, pop_slice, require_regions
-from dragoman.protocols.wire import EngineCall, Policy
+from dragoman.protocols.wire import EngineCall, GrpcRequest, HttpRequest, Policy, bearer_token
 
 Out = TypeVar("Out")
 RESERVED = "triton_"
@@ -38,20 +39,34 @@ def extensions(*, has_control: bool, has_shared_memory: bool) -> tuple[str, ...]
 
 
 def authorized_call(
-    token: str, run: Callable[[], Out], model: str = "", deadline_s: float | None = None
+    source: HttpRequest | GrpcRequest,
+    run: Callable[[], Out],
+    model: str = "",
+    change: tuple[str, Mapping[str, object]] | None = None,
 ) -> EngineCall[Any, Out]:
-    """Return a call that checks the control token, and that the model is ready if one is named; then `run()` responds.
+    """Return a call that checks the control token of a request, and that the model is ready if one is named; then
+    `run()` responds.
 
-    A model that is not ready is InvalidInput, with the text of Triton's trace settings.
+    A model that is not ready is InvalidInput, with the text of Triton's trace settings. `change`: what the call
+    changes, and fields of it for the audit log.
     """
-    authorize = Request(Authorize(token), deadline_s=deadline_s)
+    headers = source.headers if isinstance(source, HttpRequest) else source.metadata
+    deadline_s = None if isinstance(source, HttpRequest) else source.deadline_s
+    authorize = Request(Authorize(bearer_token(headers)), deadline_s=deadline_s)
+
+    def respond() -> Out:
+        response = run()
+        if change is not None:
+            log_change(change[0], source.caller, {"model": model or None, **change[1]})
+        return response
+
     if not model:
-        return EngineCall(authorize, lambda _: run())
+        return EngineCall(authorize, lambda _: respond())
 
     def check(response: Response[tuple[Response[Any], ...]]) -> Out:
         if not response.answer[1].answer:
             raise InvalidInput(f"Request for unknown model : {model}")
-        return run()
+        return respond()
 
     ready = Request(Ready(may_be_unknown=True), model, deadline_s=deadline_s)
     return EngineCall(Request(ConcurrentCalls((authorize, ready)), deadline_s=deadline_s), check)

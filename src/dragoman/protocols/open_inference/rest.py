@@ -88,7 +88,6 @@ from dragoman.protocols.wire import (
     PreliminaryCall,
     Route,
     bearer_token,
-    control_token,
     error_formatter,
     json_response,
 )
@@ -267,7 +266,7 @@ class OpenInferenceRest:
     # --- model control ---------------------------------------------------------------------------------------
 
     def index(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
-        call = Index(control_token(http.headers), bool(parse_control_request(http, self._policy).ready))
+        call = Index(bearer_token(http.headers), bool(parse_control_request(http, self._policy).ready))
         return EngineCall(
             Request(call),
             lambda r: _message([ModelState(e.name, e.version, e.state, e.reason) for e in r.answer]),
@@ -286,13 +285,13 @@ class OpenInferenceRest:
         parameters = parse_control_request(http, self._policy).parameters or {}
         config, files = parse_overrides(http.params["model"], parameters, self._policy)
         weights = parse_version_weights(parameters)
-        call = Load(control_token(http.headers), version_weights=weights, config=config, files=files)
+        call = Load(bearer_token(http.headers), version_weights=weights, config=config, files=files)
         return self._control(call, http, parameters)
 
     def unload(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         parameters = parse_control_request(http, self._policy).parameters or {}
         check_unload_parameters(parameters)
-        return self._control(Unload(control_token(http.headers)), http, parameters)
+        return self._control(Unload(bearer_token(http.headers)), http, parameters)
 
     def _control(
         self, call: Load | Unload, http: HttpRequest, parameters: Mapping[str, Any]

@@ -23,8 +23,6 @@ from dragoman.protocols.wire import (
     Operation,
     Policy,
     Route,
-    bearer_token,
-    control_token,
     json_response,
 )
 from dragoman.system.logs import LogOptions, log_options, set_log_options
@@ -71,7 +69,8 @@ def _rest_call(
 ) -> EngineCall[Any, HttpResponse]:
     changes = _parse_settings(http, policy) if http.method == "POST" and len(http.body) else {}
     model = http.params.get("model", "")
-    return authorized_call(control_token(http.headers), lambda: json_response(respond(policy, model, changes)), model)
+    change = (_SUBJECTS[respond], changes) if changes else None
+    return authorized_call(http, lambda: json_response(respond(policy, model, changes)), model, change)
 
 
 def _parse_settings(http: HttpRequest, policy: Policy) -> dict[str, Any]:
@@ -93,6 +92,8 @@ def _log_response(policy: Policy, _model: str, changes: Mapping[str, Any]) -> Ma
     return _change_logs(policy, {name: value for name, value in changes.items() if value is not None})
 
 
+_SUBJECTS: Mapping[Callable[..., Any], str] = {_trace_response: "trace settings", _log_response: "log settings"}
+
 # --- gRPC ------------------------------------------------------------------------------------------------
 
 
@@ -106,7 +107,8 @@ def _grpc_traces(policy: Policy, request: GrpcRequest) -> EngineCall[Any, bytes]
             response.settings[name].value.extend(values)
         return bytes(response.SerializeToString())
 
-    return authorized_call(bearer_token(request.metadata), respond, message.model_name, request.deadline_s)
+    change = ("trace settings", changes) if changes else None
+    return authorized_call(request, respond, message.model_name, change)
 
 
 def _grpc_logs(policy: Policy, request: GrpcRequest) -> EngineCall[Any, bytes]:
@@ -123,7 +125,7 @@ def _grpc_logs(policy: Policy, request: GrpcRequest) -> EngineCall[Any, bytes]:
             setattr(response.settings[name], kind, value)
         return bytes(response.SerializeToString())
 
-    return authorized_call(bearer_token(request.metadata), respond, deadline_s=request.deadline_s)
+    return authorized_call(request, respond, change=("log settings", changes) if changes else None)
 
 
 # --- traces ----------------------------------------------------------------------------------------------

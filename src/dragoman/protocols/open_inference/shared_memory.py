@@ -22,8 +22,6 @@ from dragoman.protocols.wire import (
     Operation,
     Policy,
     Route,
-    bearer_token,
-    control_token,
     json_response,
 )
 
@@ -45,6 +43,7 @@ class RegionStatus(msgspec.Struct):
     byte_size: int
 
 
+_Change = tuple[str, Mapping[str, object]]
 _SYSTEM = msgspec.json.Decoder(SystemRegion)
 _NO_GPU = "failed to register CUDA shared memory region: '{}', GPUs not supported"
 
@@ -54,14 +53,15 @@ def routes(policy: Policy) -> list[Route]:
 
     def register_system(http: HttpRequest) -> EngineCall[None, HttpResponse]:
         regions, name = _regions_of(policy, http.caller), http.params["region"]
-        return _after_authorization(http, partial(_register, regions, name, _parse_region(http)))
+        region = _parse_region(http)
+        return _after_authorization(http, partial(_register, regions, name, region), _registering(name, region))
 
     def register_cuda(http: HttpRequest) -> EngineCall[None, HttpResponse]:
         return _after_authorization(http, partial(_register_cuda, policy.regions, http.params["region"]))
 
     def unregister_system(http: HttpRequest) -> EngineCall[None, HttpResponse]:
         regions, name = _regions_of(policy, http.caller), http.params.get("region", "")
-        return _after_authorization(http, partial(_unregister, regions, name))
+        return _after_authorization(http, partial(_unregister, regions, name), _unregistering(name))
 
     def unregister_cuda(http: HttpRequest) -> EngineCall[None, HttpResponse]:
         return _after_authorization(http, lambda: require_regions(policy.regions) and None)
@@ -113,7 +113,12 @@ def _grpc_call(
     def respond() -> bytes:
         return bytes(run(regions, message).SerializeToString())
 
-    return authorized_call(bearer_token(request.metadata), respond, deadline_s=request.deadline_s)
+    change = None
+    if kind is m.SystemSharedMemoryRegisterRequest:
+        change = _registering(message.name, SystemRegion(message.key))
+    elif kind is m.SystemSharedMemoryUnregisterRequest:
+        change = _unregistering(message.name)
+    return authorized_call(request, respond, change=change)
 
 
 def _system_status(regions: SharedRegions | None, message: Any) -> Any:
@@ -158,9 +163,19 @@ _METHODS: Mapping[str, tuple[Any, Callable[[SharedRegions | None, Any], Any]]] =
 }
 
 
-def _after_authorization(http: HttpRequest, run: Callable[[], Any]) -> EngineCall[None, HttpResponse]:
+def _after_authorization(
+    http: HttpRequest, run: Callable[[], Any], change: _Change | None = None
+) -> EngineCall[None, HttpResponse]:
     """Return a call that checks the control token, then runs a function: its response, or an empty one."""
-    return authorized_call(control_token(http.headers), lambda: run() or HttpResponse(200))
+    return authorized_call(http, lambda: run() or HttpResponse(200), change=change)
+
+
+def _registering(name: str, region: SystemRegion) -> _Change:
+    return "register shared memory", {"region": name, "memory": region.key}
+
+
+def _unregistering(name: str) -> _Change:
+    return "unregister shared memory", {"region": name or "*"}
 
 
 def _parse_region(http: HttpRequest) -> SystemRegion:

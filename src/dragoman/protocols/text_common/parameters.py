@@ -33,7 +33,7 @@ from dragoman.protocols.wire import (
     HttpResponse,
     Policy,
     PreliminaryCall,
-    control_token,
+    bearer_token,
 )
 from dragoman.system.request_context import client_request_id
 
@@ -105,7 +105,7 @@ def after_authorization(http: HttpRequest, call: EngineCall[None, HttpResponse])
     def then(_: Response[None]) -> EngineCall[None, HttpResponse]:
         return call
 
-    return PreliminaryCall(Request(Authorize(control_token(http.headers)), call.request.model), then)
+    return PreliminaryCall(Request(Authorize(bearer_token(http.headers)), call.request.model), then)
 
 
 def event(value: Any) -> bytes:

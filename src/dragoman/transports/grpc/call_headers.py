@@ -13,7 +13,7 @@ from dragoman.system.request_context import client_request_id
 from dragoman.transports.counters import Statuses, TransportCounters
 from dragoman.transports.grpc.handlers import GrpcError, Handler
 from dragoman.transports.http2.fields import Field, encode_fields
-from dragoman.transports.http2.request import Http2Headers
+from dragoman.transports.http2.request import Http2Headers, merge_fields
 
 CODES: Final = {
     "OK": 0,
@@ -109,7 +109,7 @@ def parse_call_headers(
     headers: Http2Headers, handlers: Mapping[str, Handler], counters: TransportCounters
 ) -> CallHeaders:
     """Return the headers of the call that a request begins."""
-    fields = dict(headers.fields)
+    fields = merge_fields(headers.fields)
     handler, error = handlers.get(headers.path), None
     if headers.error is not None:
         error = GrpcError("RESOURCE_EXHAUSTED" if headers.error.status == 431 else "INTERNAL", headers.error.message)

@@ -12,7 +12,7 @@ from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.control import AccessControl
 from dragoman.core.errors import DragomanError
 from dragoman.engine.call_handler import CallHandler
-from dragoman.protocols.wire import GrpcProtocol
+from dragoman.protocols.wire import GrpcProtocol, Role
 from dragoman.system.request_context import new_context, running_in_thread
 from dragoman.system.trace_context import PARENT
 from dragoman.transports.bodies import BodyMemory
@@ -159,10 +159,10 @@ class GrpcCalls:
         call_headers: CallHeaders | None = headers.note[0]
         if call_headers is None:
             return self._other(stream, headers, ended)
-        error = call_headers.error
-        if self._access is not None and error is None and not call_headers.health:
+        error, handler = call_headers.error, call_headers.handler
+        if error is None and handler is not None and not handler.health and self._needs_check(handler.role):
             try:
-                call_headers = self._authorize_again(self._access, call_headers, headers, stream.connection)
+                call_headers = self._authorize_again(call_headers, headers, stream.connection)
             except GrpcError as denied:
                 error = denied
         error = error or self._shed(call_headers) or self._admission.enter(stream.connection, call_headers.health)
@@ -182,14 +182,17 @@ class GrpcCalls:
             call.receive(b"", 0, 0, True)
         return call
 
-    def _authorize_again(
-        self, access: AccessControl, call: CallHeaders, headers: Http2Headers, connection: StreamConnection
-    ) -> CallHeaders:
+    def _needs_check(self, role: Role) -> bool:
+        """Return whether a call must be authorized. The rules for web pages do not hold: browsers cannot send one."""
+        return self._access is not None and (role == "admin" or self._access.is_guarded(role))
+
+    def _authorize_again(self, call: CallHeaders, headers: Http2Headers, connection: StreamConnection) -> CallHeaders:
         """Return the headers with the handler for this caller, from the last call with these headers if that holds.
 
         Raises GrpcError.
         """
-        note = headers.note
+        access, note = self._access, headers.note
+        assert access is not None
         if len(note) > 1 and access.is_current(note[1], note[2]):
             authorized: CallHeaders = note[3]
             return authorized
@@ -206,12 +209,12 @@ class GrpcCalls:
         try:
             # The authority is not metadata; over HTTP it is the field Host.
             fields = {**call.metadata, "host": headers.authority}
-            grant = access.authorize(call.handler.role, fields, lambda: connection.address)
+            grant = access.authorize(call.handler.role, fields, lambda: connection.host, headers.path)
         except DragomanError as error:
             raise status_error(self._protocols[0], error) from error
-        if grant.is_anonymous:
+        if grant.is_anonymous and call.handler.role != "admin":
             return call, grant.expires_s
-        engine, handler = CallerEngine(self._engine, grant, connection.address), call.handler
+        engine, handler = CallerEngine(self._engine, grant, connection.host, access.refusals), call.handler
         if handler.with_engine is not None:
             handler = handler.with_engine(engine)
         return replace(call, handler=handler, caller=engine.caller), grant.expires_s

@@ -6,13 +6,16 @@ from typing import Any
 from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import HttpError
 from dragoman.transports.application import Application
-from dragoman.transports.clients import client_address
+from dragoman.transports.clients import client_host
 from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
 from dragoman.transports.loop_delay import LOOP_LATE
 
 
 class RequestAdmission:
-    """Checks the requests of one connection. `application`: as the client of the last checked request may use it."""
+    """Checks the requests of one connection. `application`: as the client of the last checked request may use it.
+
+    Unless `is_needed`, plain requests need no check.
+    """
 
     __slots__ = ("_authorization", "_authorized_headers", "_delay", "_shared", "application", "is_needed", "transport")
 
@@ -29,10 +32,10 @@ class RequestAdmission:
         match: Any = head.match
         if self._delay.is_limited and match.is_sheddable and self._delay.rejects():
             return LOOP_LATE
-        if not self._shared.is_guarded or (head is self._authorized_headers and self._authorization.is_valid()):
+        if head is self._authorized_headers and self._authorization.is_valid():
             return None
         try:
-            access = self._shared.authorize(match, head.headers, partial(client_address, self.transport))
+            access = self._shared.authorize(match, head.method, head.headers, partial(client_host, self.transport))
         except DragomanError as error:
             self._authorized_headers = NO_HEADERS
             return error

@@ -69,7 +69,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._budget = budget
         self._listener = listener
         self._admission = admission = RequestAdmission(context.application)
-        self._reader = RequestReader(context, admission.check if admission.is_needed else None)
+        self._reader = RequestReader(context, admission.check)
         self._writer = Http1ResponseWriter(outgoing, flushes, context.counters, listener.loop)
         self._writer.draining = listener.draining
         self._transport: Any = None
@@ -214,7 +214,8 @@ class Http1Connection(asyncio.BufferedProtocol):
             if admission.is_needed and (error := admission.check(head)) is not None:
                 response: Any = context.application.reject(error, head.summary(writer.context))
             else:
-                body, application = data[head.size :], admission.application
+                body = data[head.size :]
+                application = admission.application if admission.is_needed else context.application
                 request = HttpRequest(
                     head.method,
                     head.path,

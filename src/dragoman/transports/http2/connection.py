@@ -35,9 +35,9 @@ class Http2Connection:
     with changes of how many response bytes wait for the client. `service` handles the requests.
 
     State: `settled` once the client's SETTINGS arrived, `draining` once either side has sent GOAWAY, `refusing` once no
-    new stream is accepted, `is_closed` once the connection has ended. `address` is that of the client; on a `reserved`
-    connection only health checks are answered; `calls` belongs to the service. `pings` counts pings and their
-    acknowledgements.
+    new stream is accepted, `is_closed` once the connection has ended. `host` is the address of the client, `address` is
+    that by which its calls are counted; on a `reserved` connection only health checks are answered; `calls` belongs to
+    the service. `pings` counts pings and their acknowledgements.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Http2Connection:
         self.reader = FrameReader(self, self._body, limits.max_frame, self._blocks.max_block)
         self._incomplete_since_s = 0.0
         self.settled = self.is_closed = self.draining = self.refusing = False
-        self.address = ""
+        self.host = self.address = ""
         self.reserved = False
         self.calls: Any = None
 

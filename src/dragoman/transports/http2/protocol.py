@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dragoman.transports.clients import client_address
+from dragoman.transports.clients import client_address, client_host
 from dragoman.transports.executor import LARGE_MESSAGE, MessageExecutor, ReadLimiter
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
@@ -66,7 +66,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if self.connection.is_closed:  # the server stopped before the connection was made
             transport.close()
             return
-        self.connection.address = client_address(transport)
+        self.connection.host, self.connection.address = client_host(transport), client_address(transport)
         self.connection.reserved = not self._listener.admits(self, transport)
         self._made_s = self._received_s = self.connection.sender.now_s = self._loop.time()
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)

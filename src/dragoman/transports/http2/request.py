@@ -108,6 +108,14 @@ def _length(plain: list[tuple[str, str]]) -> int:
     return int(value)
 
 
+def merge_fields(fields: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Join fields of one name to a list (RFC 9110, 5.3): two credentials are none, for calls of gRPC too."""
+    headers: dict[str, str] = {}
+    for name, value in fields:
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
 def check_trailers(fields: Iterable[Field]) -> None:
     """Raise Http2StreamError PROTOCOL_ERROR if trailers are malformed."""
     for name, value in fields:

@@ -18,7 +18,7 @@ from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import LARGE_MESSAGE
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encode_fields, encode_request_id
-from dragoman.transports.http2.request import Http2Headers
+from dragoman.transports.http2.request import Http2Headers, merge_fields
 from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.loop_delay import LOOP_LATE
 from dragoman.transports.routing import Match
@@ -56,7 +56,7 @@ class Http2Request:
         self._application = service.application
         self._stream = stream
         self._request_headers = headers
-        self._headers = _merge_fields(headers.fields)
+        self._headers = merge_fields(headers.fields)
         self._context = new_context(client_request_id(self._headers))
         if headers.authority:
             self._headers["host"] = headers.authority
@@ -87,7 +87,8 @@ class Http2Request:
             raise HttpError(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
         if self._match.is_sheddable and application.executor.loop_delay.rejects():
             raise LOOP_LATE
-        self._application = application.authorize(self._match, self._headers, self._client_address).application
+        method = self._request_headers.method
+        self._application = application.authorize(self._match, method, self._headers, self._client_host).application
         if length > application.limits.max_body_bytes:
             raise too_large(application.limits.max_body_bytes)
         self._body = (
@@ -96,8 +97,8 @@ class Http2Request:
             else GrowingBody(application.limits.max_body_bytes, application.bodies)
         )
 
-    def _client_address(self) -> str:
-        return self._stream.connection.address
+    def _client_host(self) -> str:
+        return self._stream.connection.host
 
     # --- request ---------------------------------------------------------------------------------------------------
 
@@ -268,14 +269,6 @@ class Http2Request:
             self._task.cancel()
         else:
             self._reject(HttpError(503, "the server is shutting down"))
-
-
-def _merge_fields(fields: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """Join fields of one name to a list (RFC 9110, 5.3)."""
-    headers: dict[str, str] = {}
-    for name, value in fields:
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return headers
 
 
 @lru_cache(maxsize=512)

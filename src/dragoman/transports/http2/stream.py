@@ -97,6 +97,7 @@ class StreamConnection(Protocol):
     """What a stream needs of its connection; see `Http2Connection`."""
 
     backlog: Backlog
+    host: str
     address: str
     reserved: bool
     calls: Any
