@@ -110,6 +110,7 @@ class SettingsArguments(TypedDict, total=False):
     jwt_roles_claim: str
     jwt_models_claim: str
     auth_failures_per_minute: int
+    allowed_hosts: str
     control_token: str
     control_open: bool
     control_loopback: bool

@@ -55,6 +55,15 @@ async def test_the_other_header_is_accepted(channel: Any, keys: KeyFile) -> None
     await channel.unary_unary(INFER)(message(), metadata=[("x-api-key", keys.keys["user"])])
 
 
+@pytest.mark.parametrize("first", ["right", "wrong"])
+async def test_two_credentials_are_none(channel: Any, keys: KeyFile, first: str) -> None:
+    """As over HTTP: a gateway that checks one entry and a server that uses another would accept anything."""
+    both = [("authorization", f"Bearer {keys.keys['user']}"), ("authorization", "Bearer wrong")]
+    with pytest.raises(grpc.aio.AioRpcError) as found:
+        await channel.unary_unary(INFER)(message(), metadata=both if first == "right" else both[::-1])
+    assert found.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
 async def test_health_is_open(channel: Any) -> None:
     for method, body in (
         (f"/{m.SERVICE}/ServerLive", b""),

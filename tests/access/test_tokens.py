@@ -108,6 +108,10 @@ def hmac_with_public_key(issuer: Issuer) -> str:
     [
         (lambda i: i.token(exp=time.time() - 120), "expired"),
         (lambda i: i.token("exp"), '"exp"'),
+        (lambda i: i.token(exp=10**400), "not valid"),
+        (lambda i: i.token(exp=str(int(time.time()) + 300)), "claim 'exp': expected a number of seconds"),
+        (lambda i: i.token(iat=str(int(time.time()))), "claim 'iat': expected a number of seconds"),
+        (lambda i: i.token(nbf=True), "claim 'nbf': expected a number of seconds"),
         (lambda i: i.token(exp=float("inf")), "not valid"),
         (lambda i: i.token("iss"), '"iss"'),
         (lambda i: i.token("aud"), '"aud"'),
@@ -134,6 +138,20 @@ async def test_other_tokens_get_401(issuer: Issuer, tmp_path: Path, make: Any, m
         assert response.status == 401, response
         assert message in response.error
         assert (await server.request("POST", INFER, BODY, bearer(issuer.token()))).status == 200
+
+
+async def test_new_tokens_are_accepted_after_failures_of_their_address(issuer: Issuer, tmp_path: Path) -> None:
+    limit = {"auth_failures_per_minute": 2}
+    async with serving(Doubler, **settings(write(tmp_path / "jwks", issuer)), **limit) as server:
+
+        async def status(token: str) -> int:
+            return int((await server.request("POST", INFER, BODY, bearer(token))).status)
+
+        wrong = Issuer("one")
+        assert [await status(wrong.token()) for _ in range(4)] == [401, 401, 429, 429]
+        assert await status("wrong") == 429
+        assert await status(issuer.token()) == 200
+        assert await status(issuer.token(exp=time.time() - 120)) == 429
 
 
 async def test_roles_and_models_of_a_token_hold(issuer: Issuer, tmp_path: Path) -> None:

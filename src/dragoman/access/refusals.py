@@ -40,7 +40,7 @@ class Refusals:
         if refusal in self._counts:
             self._counts[refusal] += 1
             return
-        _log(refusal, 1)
+        _log(refusal)
         loop = asyncio._get_running_loop()  # none in a program that checks keys without a server
         if loop is not None:
             self._wait(refusal, loop)
@@ -63,7 +63,7 @@ class Refusals:
                 self._counts[refusal] = 0
 
 
-def _log(refusal: Refusal, times: int) -> None:
+def _log(refusal: Refusal, times: int | None = None) -> None:
+    """Log a refusal, or that it occurred so many times more."""
     fields = {"status": refusal.status, "reason": refusal.reason or None, "request": refusal.where or None}
-    counted = {"times": times} if times > 1 else {}
-    log_event("refused", {**fields, "key": refusal.key, "client": refusal.client, **counted})
+    log_event("refused", {**fields, "key": refusal.key, "client": refusal.client, "times": times})

@@ -140,14 +140,16 @@ class Application:
     ) -> "Authorization":
         """Return the application as the caller of a request may use it, and how long that is valid.
 
-        Raises Unauthorized, Forbidden, RateLimited or NotReady. Public paths and OPTIONS, which browsers send without
-        credentials, are open. `address` returns the address of the client.
+        Raises Unauthorized, Forbidden, RateLimited or NotReady. Health checks and OPTIONS, which browsers send without
+        credentials, are open; public paths need no credential. `address` returns the address of the client.
         """
         access = self._access
-        if access is None or match.is_public or match.endpoint is None:
+        if access is None or match.health or match.endpoint is None:
             return Authorization(self)
         where = f"{method} {match.route}"
         access.check_site(match.role, method, headers, address, where)
+        if match.is_public:
+            return Authorization(self)
         grant = access.authorize(match.role, headers, address, where)
         if grant.is_anonymous and match.role != "admin":
             return Authorization(self)
