@@ -90,7 +90,10 @@ async def test_changes_of_models(lines: Lines, keys: KeyFile, tmp_path: Path) ->
         response = await server.request("POST", "/v2/repository/models/none/load", b"", ops)
         (line,) = lines.take()
         assert line == {
-            "action": "load", "model": "none", "key": "ops", "outcome": "failed",
+            "action": "load",
+            "model": "none",
+            "key": "ops",
+            "outcome": "failed",
             "reason": response.error,
         }
         await server.request("GET", "/v2/repository/index", None, ops)  # which changes nothing
