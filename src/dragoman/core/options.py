@@ -142,7 +142,11 @@ class ModelOptions:
 
     allow_pickle: Annotated[
         bool,
-        Option("load model files that can run code when loaded (pickle, joblib)", operator_only=True, common=True),
+        Option(
+            "load model files that can run code when loaded (pickle, joblib), or use files or the network",
+            operator_only=True,
+            common=True,
+        ),
     ] = False
     placement: Annotated[
         Placement,

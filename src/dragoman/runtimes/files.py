@@ -3,7 +3,7 @@
 import ast
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -18,6 +18,8 @@ from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
 from dragoman.system.threads import TRANSFORMERS_LOADS
 
+# Operators that an error names.
+_MAX_OPERATORS = 5
 # Packages whose modules the package `compat` has.
 _REPLACED = ("mlserver", *RUNTIME_PACKAGES, "kserve", "kserve_storage")
 
@@ -52,6 +54,18 @@ def check_pickle(path: Path, spec: ModelSpec) -> None:
         raise ModelFailed(
             f"'{path.name}' is not loaded: files of this kind can run code when loaded; start with --allow-pickle "
             f"(DRAGOMAN_ALLOW_PICKLE=true) if you trust it{also}"
+        )
+
+
+def check_operators(path: Path, spec: ModelSpec, find: Callable[[], Iterable[str]]) -> None:
+    """Raise ModelFailed if `find` finds operators of a program that use files, processes or the network, unless the
+    operator of the server allows files that can run code: what such a program does is not computation alone."""
+    names = [] if spec.allow_pickle else sorted(set(find()))
+    if names:
+        more = f" and {len(names) - _MAX_OPERATORS} more" if len(names) > _MAX_OPERATORS else ""
+        raise ModelFailed(
+            f"'{path.name}' is not loaded: it uses {', '.join(names[:_MAX_OPERATORS])}{more}, by which a model can use "
+            "files, processes or the network; start with --allow-pickle (DRAGOMAN_ALLOW_PICKLE=true) if you trust it"
         )
 
 

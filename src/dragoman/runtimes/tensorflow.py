@@ -1,7 +1,10 @@
 """TensorFlow SavedModels and frozen graphs."""
 
+import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.files import model_path
+from dragoman.runtimes.files import check_operators, model_path
 
 # Datatypes by TensorFlow's names.
 _DATATYPES: Mapping[str, Datatype] = {
@@ -51,6 +54,7 @@ class TensorFlowModel(Model):
         if not (path / "saved_model.pb").is_file():
             raise ModelFailed(f"'{path.name}' is no SavedModel; expected a folder that holds saved_model.pb")
         self._tensorflow = RUNTIME.require("tensorflow")
+        check_operators(path, self.spec, lambda: _side_effects_of_folder(path))  # before it is loaded, which may run it
         name = str(self.spec.parameters.get("signature_name", "serving_default"))
         try:
             # The functions hold their variables only weakly: the loaded object has to live as long as the model.
@@ -69,6 +73,7 @@ class TensorFlowModel(Model):
 
     def _load_session(self, path: Path, name: str, reason: Exception) -> None:
         """Load a SavedModel into a session. Raises ModelFailed with the `reason` why the other loader rejects it."""
+        check_operators(path, self.spec, lambda: _side_effects_of_folder(path, with_objects=False))
         v1, graph = self._tensorflow.compat.v1, self._tensorflow.Graph()
         session = v1.Session(graph=graph)
         try:
@@ -94,6 +99,11 @@ class TensorFlowModel(Model):
         graph = tensorflow.compat.v1.GraphDef()
         try:
             graph.ParseFromString(path.read_bytes())
+        except Exception as error:  # protobuf has many classes of errors
+            raise ModelFailed(f"'{path.name}' cannot be loaded as a frozen graph: {error}") from error
+        functions = [node for function in graph.library.function for node in function.node_def]
+        check_operators(path, self.spec, lambda: _side_effects((*graph.node, *functions)))
+        try:
             inputs, outputs = _graph_ends(graph.node)
             outputs = [*_names(self.spec.parameters.get("outputs"), "outputs")] or outputs
             wrapped = tensorflow.compat.v1.wrap_function(
@@ -175,6 +185,171 @@ def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Signatu
 def _spec(name: str, spec: Any) -> TensorSpec:
     shape = None if spec.shape.rank is None else tuple(-1 if n is None else int(n) for n in spec.shape)
     return TensorSpec(name, _DATATYPES.get(spec.dtype.name), shape)
+
+
+# --- operators that do more than compute ---------------------------------------------------------------------
+
+# Operators that use files, processes or the network, without the prefix Experimental and the number of a version.
+_SIDE_EFFECTS = frozenset(
+    {
+        *("ReadFile", "WriteFile", "MatchingFiles", "MatchingFilesDataset", "FileSystemSetConfiguration"),
+        *("Save", "SaveSlices", "Restore", "RestoreSlice", "MergeV2Checkpoints", "DTensorRestore", "DistributedSave"),
+        *("SaveDataset", "LoadDataset", "CacheDataset", "SnapshotDataset", "SnapshotDatasetReader"),
+        *("SnapshotChunkDataset", "SnapshotNestedDatasetReader", "ListSnapshotChunksDataset", "DatasetToTFRecord"),
+        *("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "CSVDataset", "LMDBDataset", "SqlDataset"),
+        *("TFRecordReader", "TextLineReader", "FixedLengthRecordReader", "LMDBReader", "WholeFileReader"),
+        *("RecordInput", "InitializeTableFromTextFile", "GenerateVocabRemapping", "LoadAndRemapMatrix", "Skipgram"),
+        *("FixedUnigramCandidateSampler", "CreateSummaryFileWriter", "CreateSummaryDbWriter", "DumpTensor"),
+        *("CalibrationStatisticsSaver", "DebugIdentity", "DebugNanCount", "DebugNumericSummary"),
+        *("DataServiceDataset", "RegisterDataset", "RemoteCall"),
+        *("RpcServer", "RpcServerStart", "RpcServerRegister", "RpcClient", "RpcCall"),
+        *("PyFunc", "PyFuncStateless", "EagerPyFunc", "XlaCustomCall", "Abort"),
+    }
+)
+_VERSION = re.compile(r"^(?:Experimental)?(.+?)(?:V\d+)?$")
+_ASSETS = "saved_model_assets"  # collection of files in SavedModels of version 1
+_READS_TABLE = "InitializeTableFromTextFile"
+
+
+def _base(node: Any) -> str:
+    match = _VERSION.match(node.op)
+    return match[1] if match else str(node.op)
+
+
+def _side_effects(nodes: Iterable[Any], trusted: Iterable[Any] = ()) -> set[str]:
+    """Return the operators of nodes that do more than compute, except of those that are trusted."""
+
+    def has_effect(node: Any) -> bool:
+        is_file = node.op == "PrintV2" and node.attr["output_stream"].s.startswith(b"file")  # no stream of the process
+        return is_file or _base(node) in _SIDE_EFFECTS
+
+    trusted_ids = {*map(id, trusted)}  # by identity: names are unique within a function only
+    return {node.op for node in nodes if has_effect(node) and id(node) not in trusted_ids}
+
+
+def _side_effects_of_folder(path: Path, *, with_objects: bool = True) -> set[str]:
+    """Return the operators of a SavedModel that do more than compute and that can be run: when it is loaded, or by a
+    call. Those that save its variables are called by nothing here. Tables may be read from the assets in its folder.
+
+    with_objects: whether the objects of version 2 are loaded, not the graph that is saved beside them for version 1.
+    """
+    loader = importlib.import_module("tensorflow.python.saved_model.loader_impl")
+    graphs = loader.parse_saved_model(str(path)).meta_graphs
+    found = {
+        f"asset {file.filename!r}"
+        for graph in graphs
+        for file in _assets(graph)
+        if os.path.isabs(file.filename) or ".." in Path(file.filename).parts
+    }
+    is_second = len(graphs) == 1 and graphs[0].HasField("object_graph_def")  # as TensorFlow tells the versions apart
+    return found.union(*map(_side_effects_of_objects if is_second and with_objects else _side_effects_of_graph, graphs))
+
+
+def _side_effects_of_objects(graph: Any) -> set[str]:
+    """Return the operators of a SavedModel of version 2: objects with functions."""
+    library = _library(graph)
+    functions = graph.object_graph_def.concrete_functions
+    inner = {name for nodes in library.values() for node in nodes for name in _functions_of(node)}
+    trusted: list[Any] = []
+    for definition in graph.graph_def.library.function:
+        name = definition.signature.name
+        if name in functions and name not in inner:  # others may pass any path
+            files = _bound_assets(graph.object_graph_def, name, [each.name for each in definition.signature.input_arg])
+            trusted += [node for node in library[name] if _reads_table(node, files)]
+    return _side_effects(_reachable([], functions, {}, library), trusted)
+
+
+def _bound_assets(objects: Any, function: str, arguments: Sequence[str]) -> set[str]:
+    """Return the arguments of a function that are the paths of assets, which are bound when it is loaded."""
+    bound = objects.concrete_functions[function].bound_inputs
+    last = arguments[len(arguments) - len(bound) :]
+    return {name for name, node in zip(last, bound, strict=True) if objects.nodes[node].WhichOneof("kind") == "asset"}
+
+
+def _side_effects_of_graph(graph: Any) -> set[str]:
+    """Return the operators of a SavedModel of version 1: a graph with signatures and collections of nodes."""
+    library, nodes = _library(graph), {node.name: node for node in graph.graph_def.node}
+    signatures = graph.signature_def.values()
+    tensors = [tensor for each in signatures for tensor in (*each.inputs.values(), *each.outputs.values())]
+    starts = [name for tensor in tensors for name in (tensor.name, *_coo_names(tensor))]
+    found = _side_effects(_reachable(starts, [], nodes, library))
+    # When it is loaded, the paths of assets and of the variables are passed to these.
+    files = {_node_name(file.tensor_info.name) for file in _assets(graph)}
+    variables = {_node_name(graph.saver_def.filename_tensor_name)}
+    tables = [node for node in nodes.values() if _reads_table(node, files)]
+    restoring = [node for node in nodes.values() if _restores(node, variables)]
+    for collection in graph.collection_def.values():
+        starts = [*collection.node_list.value, *_names_of_variables(collection.bytes_list.value)]
+        found |= _side_effects(_reachable(starts, [], nodes, library), tables)
+    return found | _side_effects(_reachable([graph.saver_def.restore_op_name], [], nodes, library), restoring)
+
+
+def _assets(graph: Any) -> Sequence[Any]:
+    """Return the definitions of the files of a SavedModel, from where TensorFlow takes them."""
+    if graph.asset_file_def or _ASSETS not in graph.collection_def:
+        return [*graph.asset_file_def]
+    messages = importlib.import_module("tensorflow.core.protobuf.meta_graph_pb2")
+    values = graph.collection_def[_ASSETS].any_list.value
+    return [messages.AssetFileDef.FromString(each.value) for each in values]
+
+
+def _library(graph: Any) -> dict[str, list[Any]]:
+    return {function.signature.name: [*function.node_def] for function in graph.graph_def.library.function}
+
+
+def _reads_table(node: Any, files: Set[str]) -> bool:
+    """Return whether a node reads a table from one of these files."""
+    return _base(node) == _READS_TABLE and _node_name(node.input[1]) in files
+
+
+def _restores(node: Any, files: Set[str]) -> bool:
+    """Return whether a node reads variables from one of these files."""
+    return _base(node) in ("Restore", "RestoreSlice") and _node_name(node.input[0]) in files
+
+
+def _names_of_variables(values: Iterable[bytes]) -> Iterable[str]:
+    """Yield the nodes that variables need, from the messages of a collection; other messages are skipped."""
+    variables = importlib.import_module("tensorflow.core.framework.variable_pb2")
+    for value in values:
+        with suppress(Exception):  # protobuf has many classes of errors
+            variable = variables.VariableDef.FromString(value)
+            yield from (variable.initializer_name, variable.initial_value_name, variable.snapshot_name)
+
+
+def _coo_names(tensor: Any) -> Iterable[str]:
+    """Return the names of the parts of a sparse tensor."""
+    coo = tensor.coo_sparse
+    return coo.values_tensor_name, coo.indices_tensor_name, coo.dense_shape_tensor_name
+
+
+def _reachable(
+    starts: Iterable[str], called: Iterable[str], nodes: Mapping[str, Any], library: Mapping[str, Iterable[Any]]
+) -> Iterable[Any]:
+    """Yield the nodes on which tensors or nodes of a graph depend, and all nodes of the functions that these call."""
+    names, functions = [*map(_node_name, starts)], [*called]
+    seen: set[str] = set()
+    seen_functions: set[str] = set()
+    while names or functions:
+        if functions:
+            name = functions.pop()
+            new = () if name in seen_functions else library.get(name, ())
+            seen_functions.add(name)
+        else:
+            name = names.pop()
+            new = (nodes[name],) if name in nodes and name not in seen else ()
+            seen.add(name)
+            names += [_node_name(each) for node in new for each in node.input]
+        for node in new:
+            yield node
+            functions += _functions_of(node)
+
+
+def _functions_of(node: Any) -> Iterable[str]:
+    """Yield the functions that a node calls; an operator may itself be one."""
+    yield node.op
+    for value in node.attr.values():
+        yield value.func.name
+        yield from (function.name for function in value.list.func)
 
 
 # --- frozen graphs -----------------------------------------------------------------------------------------

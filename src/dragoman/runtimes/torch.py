@@ -1,8 +1,9 @@
 """PyTorch programs: TorchScript archives and programs of torch.export."""
 
+import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.core.vector_binding import vector_signature
-from dragoman.runtimes.files import check_pickle, model_path
+from dragoman.runtimes.files import check_operators, check_pickle, model_path
 
 # Datatypes by PyTorch's names.
 _DATATYPES: Mapping[str, Datatype] = {
@@ -79,7 +80,7 @@ class TorchModel(Model):
             self._program = _exported_program(self._torch, program)
         else:
             self.platform = "pytorch_torchscript"
-            self._module = _load_script(self._torch, path)
+            self._module = _load_script(self._torch, path, self.spec)
             self._program = _script_program(self._module, path, self.spec)
         self._signature = self._program.signature
         self._offer_derivatives()
@@ -210,17 +211,102 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 # --- TorchScript -----------------------------------------------------------------------------------------
 
 
-def _load_script(torch: Any, path: Path) -> Any:
+def _load_script(torch: Any, path: Path, spec: ModelSpec) -> Any:
     if not _is_torchscript(path):
         raise ModelFailed(
             f"'{path.name}' is not a TorchScript archive; if it holds a state_dict or a pickled module, save the "
             "network with torch.export.save(torch.export.export(...), 'model.pt2') or "
             "torch.jit.script(network).save(...), or build it in a model.py that loads the weights"
         )
+    check_operators(path, spec, lambda: _side_effects(torch, path))  # before it is loaded, which may run its code
     with warnings.catch_warnings():
         # The deprecation concerns the author of the file.
         warnings.filterwarnings("ignore", message="`torch.jit.load` is deprecated", category=DeprecationWarning)
         return torch.jit.load(path, map_location="cpu").eval()
+
+
+# Operators that read or write files or call other processes, and namespaces of classes that do. TorchScript can call
+# them as functions and as methods, and name them in `getattr`.
+_SIDE_EFFECTS = frozenset({"from_file", "save", "rpc_sync", "rpc_async", "rpc_remote", "dist_rpc", "c10d"})
+# Namespaces of `ops` that compute only. Others exist if their library is loaded, such as `image` of torchvision.
+_COMPUTING = frozenset(
+    {"aten", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "prim", "quantized", "_quantized", "sparse", "torchvision"}
+)
+# What PyTorch writes into an archive. Comments, strings in triple quotes and lines that continue after a backslash are
+# not among it: without them, PyTorch cannot read other words in a file than these patterns.
+_TOKEN = re.compile(
+    rb"""(?P<string>"(?:[^"\\\n]|\\.)*"(?!")|'(?:[^'\\\n]|\\.)*'(?!'))
+    |(?P<name>[A-Za-z_][A-Za-z0-9_]*)
+    |(?P<other>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?j?(?![A-Za-z0-9_])|->|\.\.\.|[][(){}:,;.=+*/%@&|^~<>!-])
+    |[ \t\r\n]+""",
+    re.VERBOSE,
+)
+
+
+def _side_effects(torch: Any, path: Path) -> set[str]:
+    """Return the operators in the code of an archive that do more than compute. Raises ModelFailed.
+
+    The archive is read by PyTorch itself, so that this is the code that it would run.
+    """
+    found: set[str] = set()
+    try:
+        reader = torch._C.PyTorchFileReader(str(path))
+        namespaces = {str(schema.name).partition("::")[0] for schema in torch._C._jit_get_all_schemas()} - _COMPUTING
+        for name in reader.get_all_records():
+            if name.endswith(".py"):
+                found |= _operators_in(reader.get_record(name), namespaces)
+            elif name.endswith("model.json"):
+                raise ValueError("it has the format of PyTorch before 1.1; save it again")
+    except (RuntimeError, ValueError) as error:
+        raise ModelFailed(f"the code of '{path.name}' cannot be read: {error}") from error
+    return found
+
+
+def _operators_in(source: bytes, namespaces: Set[str]) -> set[str]:
+    """Return the operators in a file of TorchScript that do more than compute, and uses of `ops` with one of these
+    namespaces. `torch` itself is among them where it is a value: each operator can be had from it. Raises ValueError.
+    """
+    tokens = ["", *_tokens(source), "", "", ""]
+    words = {token.strip("'") for token in tokens}
+    found = words & _SIDE_EFFECTS
+    for index, name in enumerate(tokens):
+        if name not in ("torch", "ops") or tokens[index - 1] == ".":
+            continue
+        dot, namespace, second_dot = tokens[index + 1 : index + 4]
+        if name == "torch":
+            found |= set() if dot == "." else {name}
+        else:  # as a value it may get any other name
+            found |= {f"ops.{each}" for each in ({namespace} if dot == second_dot == "." else words) & namespaces}
+    return found
+
+
+def _tokens(source: bytes) -> Iterator[str]:
+    """Yield the names, operators and numbers of a file of TorchScript, and strings in single quotes: neighbours joined,
+    without escapes. Raises ValueError for what PyTorch does not write."""
+    strings = b""
+    position = 0
+    while position < len(source):
+        match = _TOKEN.match(source, position)
+        if match is None:
+            raise ValueError(f"unexpected {source[position : position + 20]!r}")
+        position = match.end()
+        if match.lastgroup == "string":
+            strings += _ESCAPE.sub(lambda found: _unescape(found[1]), match[0][1:-1])
+        elif match.lastgroup is not None:
+            if strings:
+                yield f"'{strings.decode(errors='replace')}'"
+                strings = b""
+            yield match[0].decode()
+
+
+_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|.)")
+
+
+def _unescape(escape: bytes) -> bytes:
+    """Return the character of an escape of TorchScript, whose letters stand for control characters."""
+    if escape[:1] == b"x" and len(escape) == 3:
+        return bytes([int(escape[1:], 16)])
+    return bytes([int(escape, 8) & 255]) if escape.isdigit() and escape < b"8" else b"?"
 
 
 def _is_torchscript(path: Path) -> bool:
