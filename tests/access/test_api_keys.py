@@ -110,7 +110,7 @@ ROLES = {
         "/v2/models/stats", "/v2/models/{model}/config", "/v2/models/{model}/stats",
         "/v2/models/{model}/versions/{version}", "/v2/models/{model}/versions/{version}/config",
         "/v2/models/{model}/versions/{version}/stats", "/v2/repository/status", "/version",
-        "/api/ps", "/api/show", "/api/tags", "/api/version",
+        "/api/ps", "/api/pull", "/api/show", "/api/tags", "/api/version",
     },
     "admin": {
         "/models", "/models/{model}", "/models/{model}/{version}", "/v2/repository/index",

@@ -43,7 +43,7 @@ class Ordinary(torch.nn.Module):
 def _save(module: torch.nn.Module, path: Path) -> Path:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
-        torch.jit.save(torch.jit.script(module.eval()), str(path))  # type: ignore[no-untyped-call]
+        torch.jit.save(torch.jit.script(module.eval()), str(path))
     return path
 
 
@@ -68,8 +68,8 @@ def _load(path: Path, **settings: Any) -> TorchModel:
     return model
 
 
-def _infer(model: TorchModel, rows: Any = np.zeros(2, np.float32)) -> Any:
-    outputs: Any = model.infer(Infer({"x": Tensor.of(rows)}))
+def _infer(model: TorchModel, rows: Any = (0.0, 0.0)) -> Any:
+    outputs: Any = model.infer(Infer({"x": Tensor.of(np.asarray(rows, np.float32))}))
     (found,) = outputs
     return np.asarray(found)
 
