@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import kserve_messages  # noqa: F401 (before kserve)
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -313,7 +314,10 @@ async def test_errors_of_a_predictor(server: RestServer) -> None:
             assert (response.status, f"'{status} " in response.error) == (status, True)
     async for transformer in _serving("halves.py", script_arguments="--predictor_host 127.0.0.1:9"):
         response = await post(transformer, "/v1/models/model:predict", {"fail": "value"})
-        assert (response.status, response.error) == (500, "All connection attempts failed")
+        assert (response.status, response.error) == (
+            500,
+            "model 'model' failed: ConnectError: All connection attempts failed",
+        )
     async for transformer in _serving("halves.py"):
         response = await post(transformer, "/v1/models/model:predict", {"fail": "value"})
         assert (response.status, response.error) == (501, "Could not find predictor_host.")
