@@ -166,6 +166,45 @@ def test_variables_are_restored_from_the_folder_only(tmp_path: Path) -> None:
     _refused(path, "RestoreV2")
 
 
+def test_variables_of_version_2_loaded_as_version_1(tmp_path: Path) -> None:
+    """TensorFlow loads a file with several graphs as one of version 1."""
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    module = tf.Module()
+    module.word = tf.Variable([b"w"])
+    path = _save(tmp_path / "saved", lambda x: {"y": tf.strings.join([x, module.word])}, module)
+    file = path / "saved_model.pb"
+    message = SavedModel.FromString(file.read_bytes())
+    message.meta_graphs.add().meta_info_def.tags.append("other")
+    graph = message.meta_graphs[0]
+    file.write_bytes(message.SerializeToString())
+    assert _infer(_load(path)) == [b"aw"]
+
+    def refused(edit: Callable[[Any, Any], None]) -> None:
+        changed = SavedModel.FromString(message.SerializeToString())
+        (graph,) = changed.meta_graphs[:1]
+        nodes = {node.name: node for node in graph.graph_def.node}
+        other = graph.graph_def.node.add(name="other", op="Const")
+        other.attr["dtype"].type = tf.string.as_datatype_enum
+        other.attr["value"].tensor.CopyFrom(tf.make_tensor_proto("/other/variables"))
+        edit(graph.graph_def, nodes[graph.saver_def.restore_op_name])
+        file.write_bytes(changed.SerializeToString())
+        _refused(path, "RestoreV2")
+
+    def restore_other(_graph: Any, restore: Any) -> None:
+        restore.input[0] = "other"
+
+    def restore_once_more(graph: Any, restore: Any) -> None:
+        again = graph.node.add()
+        again.CopyFrom(restore)
+        again.name, again.input[0] = "again", "other"
+        restore.input.append("^again")
+
+    assert graph.saver_def.restore_op_name
+    refused(restore_other)
+    refused(restore_once_more)
+
+
 # --- tables from files --------------------------------------------------------------------------------------
 
 

@@ -278,6 +278,7 @@ def _side_effects_of_graph(graph: Any) -> set[str]:
     variables = {_node_name(graph.saver_def.filename_tensor_name)}
     tables = [node for node in nodes.values() if _reads_table(node, files)]
     restoring = [node for node in nodes.values() if _restores(node, variables)]
+    restoring += _restoring_in_function(graph, nodes, library, variables)
     for collection in graph.collection_def.values():
         starts = [*collection.node_list.value, *_names_of_variables(collection.bytes_list.value)]
         found |= _side_effects(_reachable(starts, [], nodes, library), tables)
@@ -305,6 +306,24 @@ def _reads_table(node: Any, files: Set[str]) -> bool:
 def _restores(node: Any, files: Set[str]) -> bool:
     """Return whether a node reads variables from one of these files."""
     return _base(node) in ("Restore", "RestoreSlice") and _node_name(node.input[0]) in files
+
+
+def _restoring_in_function(
+    graph: Any, nodes: Mapping[str, Any], library: Mapping[str, Sequence[Any]], files: Set[str]
+) -> Sequence[Any]:
+    """Return the nodes that read variables from one of these files in the function that the node that restores calls:
+    version 2 saves them so for version 1."""
+    call = nodes.get(_node_name(graph.saver_def.restore_op_name))
+    definitions = {function.signature.name: function for function in graph.graph_def.library.function}
+    if call is None or (definition := definitions.get(call.attr["f"].func.name)) is None:
+        return []
+    name = definition.signature.name
+    bodies = (nodes.values(), *library.values())
+    if sum(name in _functions_of(each) for body in bodies for each in body) > 1:  # others may pass any path
+        return []
+    arguments = [argument.name for argument in definition.signature.input_arg]
+    passed = {name for name, value in zip(arguments, call.input, strict=False) if _node_name(value) in files}
+    return [node for node in library[name] if _restores(node, passed)]
 
 
 def _names_of_variables(values: Iterable[bytes]) -> Iterable[str]:
