@@ -28,7 +28,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.pipelines.tasks import TASKS as PIPELINES
 from dragoman.pipelines.tasks import task_by_name
 from dragoman.runtimes.mlserver.model import load
-from dragoman.system.threads import TRANSFORMERS_LOADS
+from dragoman.system.threads import PYTORCH_LOADS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -263,6 +263,6 @@ def test_the_tasks_of_our_own_runtime() -> None:
 async def test_models_are_loaded_one_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While transformers loads a model it changes PyTorch for the whole process."""
     locked: list[bool] = []
-    monkeypatch.setattr(huggingface, "make_pipeline", lambda *_: locked.append(TRANSFORMERS_LOADS.locked()))
+    monkeypatch.setattr(huggingface, "make_pipeline", lambda *_: locked.append(PYTORCH_LOADS.locked()))
     await _runtime(folder / "weights" / "bert", "fill-mask")
     assert locked == [True]

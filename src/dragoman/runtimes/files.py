@@ -16,7 +16,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.options import suggestion
 from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
-from dragoman.system.threads import TRANSFORMERS_LOADS
+from dragoman.system.threads import PYTORCH_LOADS
 
 # Operators that an error names.
 _MAX_OPERATORS = 5
@@ -29,7 +29,7 @@ def transformers_lock(runtime: Runtime) -> Iterator[Any]:
     """Import transformers, silence its log, and hold the lock of its loads."""
     # Without this variable the library sends telemetry.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with TRANSFORMERS_LOADS:
+    with PYTORCH_LOADS:
         transformers = runtime.require("transformers")
         transformers.utils.logging.disable_progress_bar()
         if "TRANSFORMERS_VERBOSITY" not in os.environ:

@@ -15,9 +15,10 @@ from typing import Any, Final, ParamSpec, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# While it loads a model, transformers changes PyTorch for the whole process (no tied weights, tensors without memory):
-# two loads at a time would corrupt each other.
-TRANSFORMERS_LOADS: Final = threading.Lock()
+# Loaders that keep state in variables of the process hold this lock; two loads at a time would corrupt each other.
+# While it loads a model, transformers changes PyTorch (no tied weights, tensors without memory); torch.export.load has
+# one deserializer.
+PYTORCH_LOADS: Final = threading.Lock()
 
 _Job = tuple["Future[Any]", Callable[[], Any]]
 Discard = Callable[[Any], None]
