@@ -294,7 +294,7 @@ def test_each_element_is_checked_at_its_own_scale(tmp_path: Path, capsys: pytest
     for name in ("branch", "pieces", "lengths", "power"):
         assert run(f"{path}:{name}") == 1
         message = capsys.readouterr().out
-        assert "WRONG: element 0 of the gradient is" in message
+        assert "WRONG: element " in message
         assert "2 of 3 checks failed, at 5 points" in message
     for name, source in (("leaking", "torch"), ("leaking_too", "jax")):
         assert run(f"{path}:{name}") == 1

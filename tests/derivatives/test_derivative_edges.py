@@ -68,7 +68,10 @@ def test_a_gradient_may_be_the_jacobian_of_one_output() -> None:
 def test_a_complex_hessian_is_an_error() -> None:
     function = build(lambda x: x @ x, inputs=[2], hessian=lambda x: 2j * np.eye(2), derivatives=None)
     message = error_message(lambda: function.apply_hessian(0, 0, 0, [X], ONE, X, {}), InvalidOutput)
-    assert message == "hessian: expected real numbers, got ndarray of complex128"
+    assert message == (
+        "hessian: expected real numbers, got ndarray of complex128; return its real part (.real) if the imaginary part "
+        "is zero"
+    )
 
 
 def test_outputs_that_change_their_size_are_an_error() -> None:

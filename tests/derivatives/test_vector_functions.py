@@ -304,12 +304,13 @@ def test_a_class_in_jax() -> None:
     assert np.asarray(function.gradient(0, 0, point, ONE, {})) == pytest.approx(expected, rel=1e-14)
 
 
-def test_a_class_without_the_attribute_is_unchanged() -> None:
+def test_a_class_without_the_attribute_has_only_its_own_derivatives() -> None:
     class Alone(Quadratic):
         derivatives = None
 
-    alone = Alone()
-    assert build_vector_function(alone) is alone
+    function = build_vector_function(Alone())
+    assert function.sources() == {"evaluate": "author", "gradient": "author"}
+    assert function.gradient(0, 1, [X, np.array([2.0])], ONE, {}) == pytest.approx(X @ Quadratic.matrix @ X)
 
 
 # --- JAX and PyTorch --------------------------------------------------------------------------------------

@@ -59,11 +59,11 @@ def half_hidden(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "x", "sens", "message"),
     [
-        (huber, [3, 4], [1], "is 0 where central differences give 0.3,"),
+        (huber, [3, 4], [1], "element 1 of the gradient is 0 where central differences give 1.5"),
         (branch, [-2, 0.6], [1], "is 0 where central differences give -0.6,"),
         (segments, [-2, -3], [1, 1], "is 0 where central differences give -3,"),
-        (lengths, [3, 4], [0, 1], "is 0 where central differences give 0.6,"),
-        (hidden, [1, 2, 3], [1], "element 2 of the gradient is 0 where central differences give 0.99999"),
+        (lengths, [3, 4], [0, 1], "is 0 where central differences give 0."),
+        (hidden, [1, 2, 3], [1], "element 2 of the gradient is 0 where central differences give 1"),
         (half_hidden, [1, 2, 3], [1], "element 2 of the gradient is 1 where central differences give "),
         (lambda x: np.abs(np.array([x[0]]))[0], [1e-15, 0], [1], "is 0 where central differences give 1,"),
         (lambda x: np.array([x[0], 0])[0] ** 120 + x[1], [-1.01, 1], [1], "where central differences give -392.125"),
@@ -91,7 +91,7 @@ def test_a_wrong_derivative_is_an_error(function: Function, x: Any, sens: Any, m
 
 def test_the_action_of_a_jacobian_is_confirmed_for_each_output() -> None:
     function, x = build_unevaluated(lengths, [2], 2), np.array([3.0, 4.0])
-    with pytest.raises(ModelFailed, match=r"ApplyJacobian .* element 1 of the derivative is 0 where .* give 0\.6,"):
+    with pytest.raises(ModelFailed, match=r"ApplyJacobian .* element 1 of the derivative is 0 where .* give 1\.4"):
         function.apply_jacobian(0, 0, [x], np.ones(2), {})
 
 
@@ -112,7 +112,7 @@ def test_noise_and_jumps_are_errors() -> None:
     rng = np.random.default_rng(1)
 
     def noisy(x: Any) -> Any:
-        return x.sum() + 1e-3 * rng.random()
+        return x.sum() + 1e-2 * rng.random()
 
     def jump(x: Any) -> Any:
         return x[0] ** 2 + (1.0 if np.asarray(x).real[0] >= 1 else 0.0)
@@ -146,7 +146,7 @@ def test_each_component_has_its_own_step(derivatives: str) -> None:
     assert gradient(function, x) == pytest.approx(expected, rel=1e-8, abs=0)
     assert expected == pytest.approx([4.4382813e-12, 944.68], rel=1e-6)
     vec = np.array([1e11, 1.0])  # the first component moves half of its size, the second eighty times its own
-    assert function.apply_jacobian(0, 0, [x], vec, {}) == pytest.approx([np.dot(expected, vec)], rel=1e-8)
+    assert np.asarray(function.apply_jacobian(0, 0, [x], vec, {})) == pytest.approx([np.dot(expected, vec)], rel=1e-8)
     second = function.apply_hessian(0, 0, 0, [x], ONE, np.array([0.0, 1.0]), {})
     mixed = [100 * np.cos(1.2) / x[0], -1e4 * np.sin(1.2) * np.log(x[0])]
     assert np.asarray(second) == pytest.approx(mixed, rel=1e-5, abs=0)
@@ -331,9 +331,9 @@ class Counted:
 @pytest.mark.parametrize(
     ("options", "evaluations"),
     [
-        ({}, 19),
-        ({"derivatives": "complex step"}, 19),
-        ({"derivatives": "finite differences"}, 9),
+        ({}, 25),
+        ({"derivatives": "complex step"}, 25),
+        ({"derivatives": "finite differences"}, 17),
         ({"derivatives": None}, 1),
         ({"derivatives": None, "outputs": [3]}, 0),
         ({"derivatives": "complex step", "outputs": [3], "evaluate_at_load": False}, 0),
@@ -352,7 +352,7 @@ def test_evaluations_at_load_are_as_documented(options: Mapping[str, Any], evalu
         assert slopes == pytest.approx(4 * at[0], rel=1e-8)
 
 
-def test_verification_takes_three_evaluations() -> None:
+def test_verification_takes_three_evaluations_and_two_more_for_constant_outputs() -> None:
     counted = Counted()
     for verify, extra in ((True, 3), (False, 1)):
         function = build(lambda x, y: counted(x, y), inputs=[5, 1], verify_derivatives=verify)
@@ -362,7 +362,7 @@ def test_verification_takes_three_evaluations() -> None:
         assert counted.calls == 5 + extra
         counted.calls = 0
         function.apply_jacobian(0, 0, at, np.ones(5), {})
-        assert counted.calls == 1 + extra
+        assert counted.calls == 1 + extra + (2 if verify else 0)
 
 
 def test_options_required_by_evaluate_at_load_false() -> None:

@@ -1,9 +1,14 @@
 """Functions of vectors, such as simulators: several float vectors in and out, with derivatives; checks of results.
 
+A function never shares memory with its caller: `OwnArguments` and `call_with_copies` copy what goes in and out, so code
+that writes into its arguments, or returns the same array twice, changes no other evaluation.
+
 `derivatives` and `graphs` work on this interface; a runtime makes a `Model` of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -20,6 +25,18 @@ ABILITIES: tuple[Ability, ...] = ("evaluate", "gradient", "apply_jacobian", "app
 
 T = TypeVar("T")
 
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """An approximate derivative, with an estimate of the absolute error of each element."""
+
+    value: Vector
+    error: Vector
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self.value, dtype)
+
+
 # The attribute under which a plain function carries the VectorFunction that it was declared to be.
 MARK = "__vector_function__"
 
@@ -33,12 +50,16 @@ class VectorFunction:
     - `apply_jacobian` is J vec, as long as that output; vec is as long as that input;
     - `apply_hessian` is d/d x_input2 (J_input1ᵀ sens) · vec, as long as input1; vec is as long as input2.
 
-    (Source: the UM-Bridge interface.) Input vectors are read-only. Results may be arrays, lists or scalars; the
-    caller checks them. Methods may be called from several threads at a time. `vectorised`: `evaluate` also
-    accepts matrices whose rows are points, and returns matrices with as many rows. `concurrency`: useful number
-    of threads; more than one for functions that wait for other servers. `derivatives`: how missing derivatives
-    are added, as for `@vector_function` ("auto", "jax", ...); None adds none. `verify_derivatives`,
-    `evaluate_at_load`, `max_evaluations`: options of added derivatives, as for `@vector_function`.
+    (Source: the UM-Bridge interface.) Arguments may be changed: callers use `OwnArguments` for code of users. Results
+    may be arrays, lists or scalars, and an `Estimate` for approximate derivatives; the caller checks them. Methods may
+    be called from several threads at a time.
+
+    - `vectorised`: `evaluate` also accepts matrices whose rows are points, and returns matrices with as many rows.
+    - `concurrency`: useful number of threads; more than one for functions that wait for other servers.
+    - `needs_value`: the caller checks that the value at a point is finite before it asks for derivatives there.
+    - `derivatives`: how missing derivatives are added, as for `@vector_function` ("auto", "jax", ...); None adds none.
+    - `verify_derivatives`, `verify_every`, `evaluate_at_load`, `max_evaluations`, `noise`, `step`: options of added
+      derivatives, as for `@vector_function`.
     """
 
     input_names: tuple[str, ...] = ()
@@ -46,9 +67,13 @@ class VectorFunction:
     vectorised: bool = False
     concurrency: int = 1
     derivatives: str | None = None
+    needs_value: bool = True
     verify_derivatives: bool = True
+    verify_every: int | None = None
     evaluate_at_load: bool = True
     max_evaluations: int = 10_000
+    noise: float = 0.0
+    step: float = 0.0
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         raise NotImplementedError
@@ -84,12 +109,73 @@ class VectorFunction:
         """Return further metadata as JSON values, e.g. cost and accuracy of derivatives."""
         return {}
 
+    def missing(self) -> Mapping[Ability, str]:
+        """Return why operations are not supported, as far as that is known."""
+        return {}
+
+    def accepts(self, name: str) -> bool:
+        """Return whether the config may have an entry of this name."""
+        return True
+
     def unavailable(self) -> str:
         """Return why it cannot answer now, e.g. because a server is down; "" if it can. Must return at once."""
         return ""
 
     def close(self) -> None:
         """Free connections and threads."""
+
+
+class FunctionWrapper(VectorFunction):
+    """Forward everything to the function, except methods that a subclass replaces."""
+
+    def __init__(self, function: VectorFunction) -> None:
+        self._function = function
+        self.input_names, self.output_names = function.input_names, function.output_names
+        self.vectorised, self.concurrency = function.vectorised, function.concurrency
+        self.input_sizes = function.input_sizes  # type: ignore[method-assign]
+        self.output_sizes = function.output_sizes  # type: ignore[method-assign]
+        self.sources = function.sources  # type: ignore[method-assign]
+        self.notes = function.notes  # type: ignore[method-assign]
+        self.missing = function.missing  # type: ignore[method-assign]
+        self.accepts = function.accepts  # type: ignore[method-assign]
+        self.unavailable = function.unavailable  # type: ignore[method-assign]
+        for ability in ABILITIES:
+            setattr(self, ability, getattr(function, ability))
+
+    def close(self) -> None:
+        self._function.close()
+
+
+class OwnArguments(FunctionWrapper):
+    """A function that gets its own copies of all arguments, and whose results are copies."""
+
+    def __init__(self, function: VectorFunction) -> None:
+        super().__init__(function)
+        for ability in ABILITIES:
+            setattr(self, ability, _with_copies(getattr(function, ability)))
+
+
+def _with_copies(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments: call_with_copies(method, *arguments)
+
+
+def call_with_copies(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function with copies of all vectors and configs; return a copy of its result."""
+    return _copy(function(*map(_copy, arguments), **{name: _copy(value) for name, value in options.items()}))
+
+
+def _copy(value: Any) -> Any:
+    """Copy arrays, tensors of PyTorch, and lists, tuples and mappings of them; other values cannot be changed.
+
+    A copy of a tensor keeps its place in the graph of operations.
+    """
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is list or type(value) is tuple:
+        return value[:] if value and isinstance(value[0], int | float) else type(value)(map(_copy, value))
+    if isinstance(value, Mapping):
+        return deepcopy(dict(value)) if value else {}
+    return value.clone() if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "clone") else value
 
 
 def find_vector_function(target: Any) -> VectorFunction | None:
@@ -119,7 +205,9 @@ def as_vectors(result: Any, sizes: Sequence[int]) -> tuple[Vector, ...]:
 
 def as_vector(result: Any, size: int, name: str) -> Vector:
     """Return an array of one axis, a list of numbers, or one number as a vector of `size` numbers. `name` is for the
-    message of InvalidOutput."""
+    message of InvalidOutput. An `Estimate` is its value."""
+    if isinstance(result, Estimate):
+        result = result.value
     if type(result) is np.ndarray and result.dtype == np.float64 and result.shape == (size,):  # the usual case
         return result
     vector = number_array(result, name)
@@ -163,7 +251,8 @@ def number_array(result: Any, name: str) -> Vector:
     if array.dtype.kind not in "fiu":
         if array.size == 0:
             return np.zeros(array.shape)
-        raise InvalidOutput(f"{name}: expected real numbers, got {type(result).__name__} of {array.dtype.name}")
+        hint = "; return its real part (.real) if the imaginary part is zero" if array.dtype.kind == "c" else ""
+        raise InvalidOutput(f"{name}: expected real numbers, got {type(result).__name__} of {array.dtype.name}{hint}")
     return np.asarray(array, np.float64)
 
 

@@ -5,7 +5,16 @@ from threading import Lock
 from typing import Any, Literal, TypeVar, overload
 
 from dragoman.core.errors import ModelFailed
-from dragoman.core.vectors import MARK, Ability, Config, Vector, VectorFunction, Vectors, find_vector_function
+from dragoman.core.vectors import (
+    MARK,
+    Ability,
+    Config,
+    OwnArguments,
+    Vector,
+    VectorFunction,
+    Vectors,
+    find_vector_function,
+)
 from dragoman.derivatives.selection import METHODS, add_derivatives
 from dragoman.derivatives.user_function import FunctionOptions, UserClassFunction, UserFunction
 
@@ -164,4 +173,4 @@ def build_vector_function(target: Any) -> VectorFunction:
         )
     if isinstance(function, LazyVectorFunction):
         return function.build()
-    return function if function.derivatives is None else add_derivatives(UserClassFunction(function))
+    return OwnArguments(function) if function.derivatives is None else add_derivatives(UserClassFunction(function))

@@ -25,6 +25,23 @@ class DerivedFunction(VectorFunction):
     def output_sizes(self, config: Config) -> Sequence[int]:
         return self.base.output_sizes(config)
 
+    def accepts(self, name: str) -> bool:
+        return self.base.accepts(name)
+
+
+class MissingDerivatives(DerivedFunction):
+    """No derivatives, and the reasons why."""
+
+    def __init__(self, base: VectorFunction, reasons: Mapping[Ability, str]) -> None:
+        super().__init__(base)
+        self._reasons = reasons
+
+    def sources(self) -> Mapping[Ability, str]:
+        return {}
+
+    def missing(self) -> Mapping[Ability, str]:
+        return self._reasons
+
 
 class CombinedFunction(VectorFunction):
     """Take each ability from the first of several functions that has it; sizes and names come from the first."""
@@ -33,6 +50,7 @@ class CombinedFunction(VectorFunction):
         self._functions = (first, *others)
         self.input_names, self.output_names = first.input_names, first.output_names
         self.input_sizes, self.output_sizes = first.input_sizes, first.output_sizes  # type: ignore[method-assign]
+        self.accepts = first.accepts  # type: ignore[method-assign]
         self._sources: dict[Ability, str] = {}
         for ability in ABILITIES:
             function = next((each for each in self._functions if ability in each.sources()), None)
@@ -48,6 +66,10 @@ class CombinedFunction(VectorFunction):
     def notes(self) -> Mapping[str, Any]:
         used = {*self._sources.values()}
         return {k: v for each in self._functions if used & {*each.sources().values()} for k, v in each.notes().items()}
+
+    def missing(self) -> Mapping[Ability, str]:
+        reasons = [each.missing() for each in reversed(self._functions)]
+        return {k: v for each in reasons for k, v in each.items() if k not in self._sources}
 
     def close(self) -> None:
         for each in self._functions:
@@ -103,15 +125,24 @@ class GradientHessian(DerivedFunction):
         return {"apply_hessian": f"{self._name} of gradient (author)"}
 
 
-class LinearDerivatives(DerivedFunction):
-    """Derivatives of F(x) = A x + b: J v = F(v) - F(0), and second derivatives of zero."""
+class LinearJacobian(DerivedFunction):
+    """The Jacobian of F(x) = A x + b: J v = F(v) - F(0), the same at all points."""
+
+    needs_value = False
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         origin = [np.zeros(len(x)) for x in inputs]
         direction = [*origin[:input], vec, *origin[input + 1 :]]
         sizes = self.output_sizes(config)
-        end, start = (as_vectors(self.base.evaluate(x, config), sizes)[output] for x in (direction, origin))
+        end, start = (np.array(as_vectors(self.base.evaluate(x, config), sizes)[output]) for x in (direction, origin))
         return end - start
+
+    def sources(self) -> Mapping[Ability, str]:
+        return {"apply_jacobian": "linear"}
+
+
+class LinearHessian(DerivedFunction):
+    """The second derivatives of F(x) = A x + b, which are zero."""
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
@@ -119,7 +150,7 @@ class LinearDerivatives(DerivedFunction):
         return np.zeros(len(inputs[input1]))
 
     def sources(self) -> Mapping[Ability, str]:
-        return {"apply_jacobian": "linear", "apply_hessian": "linear"}
+        return {"apply_hessian": "linear"}
 
 
 def check_evaluations(count: int, limit: int, verb: str, source: str) -> None:
@@ -129,6 +160,11 @@ def check_evaluations(count: int, limit: int, verb: str, source: str) -> None:
             f"{verb} by {source} takes {count} evaluations of the function; expected at most {limit} "
             "(max_evaluations); provide gradient=, or write the function in JAX or PyTorch"
         )
+
+
+def sample_point(sizes: Sequence[int]) -> tuple[Vector, ...]:
+    """Return vectors of these sizes with numbers between 0.3 and 0.8."""
+    return tuple(0.3 + 0.5 * np.modf(0.618034 * np.arange(1, size + 1) + 0.1 * i)[0] for i, size in enumerate(sizes))
 
 
 def unit_vectors(size: int) -> Iterator[Vector]:
@@ -147,14 +183,14 @@ def _dot(weights: Vector, result: Any, name: str) -> float:
 # above the rounding errors of its component.
 _MAX_RATIO = 1e4
 # A component below this fraction of the largest one may be a rounding error of zero.
-_SMALL_FRACTION = 1e-3
+SMALL_FRACTION = 1e-3
 
 
 def component_scales(x: Vector) -> Vector:
     """Return the magnitude of each component; for a zero, 1e-3 of the largest magnitude, or 1 if all are zero."""
     magnitudes = np.abs(x)
     largest = float(np.max(magnitudes, initial=0.0))
-    return np.where(magnitudes > 0, magnitudes, _SMALL_FRACTION * largest if largest > 0 else 1.0)
+    return np.where(magnitudes > 0, magnitudes, SMALL_FRACTION * largest if largest > 0 else 1.0)
 
 
 def raised_scales(x: Vector) -> Vector:
@@ -163,13 +199,26 @@ def raised_scales(x: Vector) -> Vector:
     Used if moving a component by its own magnitude does not change the function.
     """
     magnitudes = np.abs(x)
-    return np.maximum(magnitudes, _SMALL_FRACTION * max(1.0, float(np.max(magnitudes, initial=0.0))))
+    return np.maximum(magnitudes, SMALL_FRACTION * max(1.0, float(np.max(magnitudes, initial=0.0))))
 
 
 def max_step(scales: Vector, vec: Vector) -> float:
     """Return the largest t for which `t * vec` moves no component by more than its scale; 0 for a zero vector."""
     moved = vec != 0
     return float(np.min(scales[moved] / np.abs(vec[moved]), initial=np.inf)) if moved.any() else 0.0
+
+
+def reach(x: Vector, direction: Vector) -> float:
+    """Return the step by which a direction moves its components by their magnitudes, the median of them.
+
+    A direction moves no component by more than its magnitude with a step of 1, but few small components may determine
+    that, and zeros move by 1e-3 of the largest component.
+    """
+    moved = direction != 0
+    if not x[moved].any():
+        return 1 / SMALL_FRACTION
+    moved &= x != 0
+    return max(1.0, float(np.median(np.abs(x[moved] / direction[moved]))))
 
 
 def split_by_scale(x: Vector, vec: Vector) -> list[Vector]:

@@ -36,6 +36,9 @@ class FrameworkFunction(VectorFunction):
     def notes(self) -> Mapping[str, Any]:
         return self.function.notes()
 
+    def accepts(self, name: str) -> bool:
+        return self.function.accepts(name)
+
 
 class WrittenDerivatives(VectorFunction):
     """The derivatives that the user has written, called with arrays of the framework.

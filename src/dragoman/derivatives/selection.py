@@ -4,22 +4,42 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
 
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
-from dragoman.core.vectors import Vector, VectorFunction, Vectors, as_vectors, number_array, split_outputs
+from dragoman.core.vectors import (
+    ABILITIES,
+    Config,
+    Vector,
+    VectorFunction,
+    Vectors,
+    as_vectors,
+    number_array,
+    split_outputs,
+)
 from dragoman.derivatives.complex_step import ComplexStep, ComplexStepHessian
-from dragoman.derivatives.derived import CombinedFunction, GradientHessian, LinearDerivatives, UnitVectorProducts
+from dragoman.derivatives.derived import (
+    CombinedFunction,
+    GradientHessian,
+    LinearHessian,
+    LinearJacobian,
+    MissingDerivatives,
+    UnitVectorProducts,
+)
 from dragoman.derivatives.dual_hessian import DualHessian
 from dragoman.derivatives.finite_differences import FiniteDifferences
 from dragoman.derivatives.user_function import UserFunction
-from dragoman.derivatives.verified import VerifiedDerivatives
+from dragoman.derivatives.verified import Verification, VerifiedDerivatives
 
 log = logging.getLogger("dragoman.derivatives")
 
 _RELATIVE_TOLERANCE = 1e-9  # between a row and its point
+
+# Of the methods that cannot lose a derivative without an error, every n-th call is verified.
+_SAMPLING_INTERVAL = 32
 
 # Functions by precedence: each ability is taken from the first that has it.
 Functions = tuple[VectorFunction, ...]
@@ -32,7 +52,7 @@ def add_derivatives(function: UserFunction) -> VectorFunction:
         _check_options(function)
     functions = METHODS[options.derivatives](function) if options.derivatives else (function,)
     if options.linear:
-        functions = (*functions, LinearDerivatives(functions[0]))
+        functions = (*functions, _verify(LinearJacobian(functions[0]), function, sampled=True), LinearHessian(function))
     combined = CombinedFunction(*functions)
     if options.vectorised and options.evaluate_at_load and len(function.input_sizes({})):
         _check_vectorised(combined, function.sample_point({}), function.name)
@@ -64,7 +84,8 @@ def _auto(function: UserFunction) -> Functions:
             function.name,
             error,
         )
-        return (function,)
+        reason = f"it fails at the sample point ({type(error).__name__}: {error}); set at=[...] to a valid point"
+        return (function, _missing(function, reason))
     if framework:
         return METHODS[framework](function)
     if function.options.linear:
@@ -100,12 +121,26 @@ def _analytic(function: UserFunction, optional: bool) -> Functions:
         if not optional or not isinstance(error, ModelFailed | InvalidOutput):
             raise
         log.info("no derivatives added: %s", error.message)
-        return ()
+        return (_missing(function, error.message),)
     return (verified,) if isinstance(derivatives, ComplexStepHessian) else (verified, *_dual(function, derivatives))
 
 
-def _verify(derivatives: VectorFunction, function: UserFunction) -> VectorFunction:
-    return VerifiedDerivatives(derivatives, function, function.name, function.options.verify_derivatives)
+def _verify(derivatives: VectorFunction, function: UserFunction, sampled: bool = False) -> VerifiedDerivatives:
+    return VerifiedDerivatives(derivatives, function, _verification(function, lambda config: sampled))
+
+
+def _verification(function: UserFunction, is_sampled: Callable[[Config], bool]) -> Verification:
+    """Return the options of a function: by default every n-th call is verified where that is enough."""
+    options = function.options
+
+    def interval(config: Config) -> int:
+        return options.verify_every or (_SAMPLING_INTERVAL if is_sampled(config) else 1)
+
+    return Verification(name=function.name, enabled=options.verify_derivatives, interval=interval, noise=options.noise)
+
+
+def _missing(function: UserFunction, reason: str) -> VectorFunction:
+    return MissingDerivatives(function, dict.fromkeys(ABILITIES[1:], reason))
 
 
 def _dual(function: UserFunction, complex_step: ComplexStep) -> Functions:
@@ -115,7 +150,7 @@ def _dual(function: UserFunction, complex_step: ComplexStep) -> Functions:
         derivatives.check({})
     except ModelFailed as error:
         log.info("no Hessian action added: %s", error.message)
-        return ()
+        return (MissingDerivatives(function, {"apply_hessian": error.message}),)
     return (derivatives,)
 
 
@@ -128,17 +163,19 @@ def _finite_differences(function: UserFunction) -> Functions:
 
 
 def _framework(function: UserFunction) -> str:
-    """Return "jax" or "torch" if the function returns arrays of these for NumPy arrays, or for tensors; else ""."""
-    try:
-        result = function.sample_result({})
-    except Exception as error:
-        torch = sys.modules.get("torch")  # a function written in PyTorch has imported it
-        if torch is None:
-            raise
+    """Return "jax" or "torch" if the function returns arrays of these for NumPy arrays, or for their own; else ""."""
+    # A function written in a framework has imported it. It runs with the settings of later calls, such as float64.
+    frameworks = {name: _framework_module(name) for name in ("torch", "jax") if name in sys.modules}
+    with frameworks["jax"].float64() if "jax" in frameworks else nullcontext():
         try:
-            result = function.evaluate([torch.tensor(x) for x in function.sample_point({})], {})
-        except Exception:
-            raise error from None
+            result = function.sample_result({})
+        except Exception as error:
+            for module in frameworks.values():
+                with suppress(Exception):
+                    result = function.evaluate(module.to_arrays(function.sample_point({})), {})
+                    break
+            else:
+                raise error from None
     return next((name for each in split_outputs(result) if (name := _library(each)) in ("jax", "torch")), "")
 
 
@@ -149,23 +186,27 @@ def _library(value: Any) -> str:
     return "jax" if name == "jaxlib" else name
 
 
-def _by_framework(name: str) -> Callable[[UserFunction], Functions]:
+def _framework_module(name: str) -> Any:
     """Import the module of a framework only for functions that need it."""
+    return importlib.import_module(f"dragoman.derivatives.{name}")
 
+
+def _by_framework(name: str) -> Callable[[UserFunction], Functions]:
     def functions(function: UserFunction) -> Functions:
-        module = importlib.import_module(f"dragoman.derivatives.{name}")
+        module = _framework_module(name)
         written, derivatives = module.differentiate(function)
-        enabled = function.options.verify_derivatives
-        verified = VerifiedDerivatives(derivatives, derivatives, function.name, enabled, derivatives.needs_verification)
-        if "gradient" not in function.written:
-            return written, verified
-        hessian = VerifiedDerivatives(
-            GradientHessian(function, module.jacobian_vector_product, name),
-            CombinedFunction(written, derivatives),
-            function.name,
-            enabled,
-        )
-        return written, hessian, verified
+        verification = _verification(function, lambda config: not derivatives.needs_verification(config))
+        verified = [VerifiedDerivatives(derivatives, derivatives, verification)]
+        if "gradient" in function.written:
+            hessian = GradientHessian(function, module.jacobian_vector_product, name)
+            base = CombinedFunction(written, derivatives)
+            verified.insert(0, VerifiedDerivatives(hessian, base, _verification(function, lambda config: False)))
+        if function.options.evaluate_at_load:
+            offered = set(written.sources())
+            for each in verified:
+                each.try_at(function.sample_point({}), {}, [name for name in each.sources() if name not in offered])
+                offered |= set(each.sources())
+        return (written, *verified)
 
     return functions
 

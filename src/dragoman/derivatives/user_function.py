@@ -15,6 +15,7 @@ from dragoman.core.vectors import (
     ABILITIES,
     Ability,
     Config,
+    OwnArguments,
     Vector,
     VectorFunction,
     Vectors,
@@ -22,6 +23,7 @@ from dragoman.core.vectors import (
     number_array,
     split_outputs,
 )
+from dragoman.derivatives.derived import sample_point
 from dragoman.derivatives.vector_callable import (
     VectorCallable,
     annotated_inputs,
@@ -162,8 +164,11 @@ class FunctionOptions:
     linear: bool = False
     written: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     verify_derivatives: bool = True
+    verify_every: int | None = None
     evaluate_at_load: bool = True
     max_evaluations: int = 10_000
+    noise: float = 0.0
+    step: float = 0.0
     name: str = ""
     placement: Placement = ""
 
@@ -230,9 +235,7 @@ class UserFunction(VectorFunction):
         declared = tuple(np.asarray(each, np.float64).reshape(-1) for each in self.options.at or ())
         if tuple(each.size for each in declared) == sizes:
             return declared
-        return tuple(
-            0.3 + 0.5 * np.modf(0.618034 * np.arange(1, size + 1) + 0.1 * i)[0] for i, size in enumerate(sizes)
-        )
+        return sample_point(sizes)
 
     def sample_outputs(self, config: Config) -> tuple[Vector, ...]:
         """Return the outputs at the sample point, where the function is evaluated once for each config."""
@@ -268,11 +271,14 @@ class UserClassFunction(UserFunction):
     """An instance of a user's VectorFunction class that requests derivatives by its attribute `derivatives`."""
 
     def __init__(self, function: VectorFunction) -> None:
-        self._function = function
+        self._function = OwnArguments(function)
         self.options = FunctionOptions(
             derivatives=function.derivatives,
             vectorised=function.vectorised,
             verify_derivatives=function.verify_derivatives,
+            verify_every=function.verify_every,
+            noise=function.noise,
+            step=function.step,
             evaluate_at_load=function.evaluate_at_load,
             max_evaluations=function.max_evaluations,
         )

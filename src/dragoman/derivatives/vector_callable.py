@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.type_aliases import without_aliases
-from dragoman.core.vectors import Config
+from dragoman.core.vectors import Config, call_with_copies
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
@@ -44,9 +44,12 @@ class VectorCallable:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def __call__(self, inputs: Sequence[Any], config: Config, **arguments: Any) -> Any:
-        """Call the function. Raises InvalidInput naming a config entry that it has no parameter for."""
+        """Call the function with copies of all arguments.
+
+        Raises InvalidInput naming a config entry that it has no parameter for.
+        """
         used = {name: value for name, value in arguments.items() if name in self.derivative_arguments}
-        return self.function(*inputs, **self._keywords(config), **used)
+        return call_with_copies(self.function, *inputs, **self._keywords(config), **used)
 
     def _keywords(self, config: Config) -> Mapping[str, Any]:
         if not config and not self.takes_config:

@@ -253,9 +253,9 @@ def vector_function(function: Any) -> VectorFunction:
             f"{type(function).__name__} is not a vector function: expected a VectorFunction, or a function marked with "
             "@dragoman.vector_function"
         )
-    if result.derivatives is None:
+    if isinstance(result, BuiltInNode | GraphFunction):
         return result
-    from dragoman.derivatives.decorator import build_vector_function  # imported only if derivatives are added
+    from dragoman.derivatives.decorator import build_vector_function  # imported only for functions of users
 
     return build_vector_function(result)
 

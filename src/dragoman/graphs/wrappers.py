@@ -9,31 +9,12 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.vector_binding import config_key
-from dragoman.core.vectors import ABILITIES, Config, Vector, VectorFunction, Vectors, as_vectors
+from dragoman.core.vectors import ABILITIES, Config, FunctionWrapper, Vector, VectorFunction, Vectors, as_vectors
 
 _Key = tuple[str | bytes, ...]
 
 
-class _FunctionWrapper(VectorFunction):
-    """Forward everything to the function, except methods that a subclass replaces."""
-
-    def __init__(self, function: VectorFunction) -> None:
-        self._function = function
-        self.input_names, self.output_names = function.input_names, function.output_names
-        self.vectorised = function.vectorised
-        self.input_sizes = function.input_sizes  # type: ignore[method-assign]
-        self.output_sizes = function.output_sizes  # type: ignore[method-assign]
-        self.sources = function.sources  # type: ignore[method-assign]
-        self.notes = function.notes  # type: ignore[method-assign]
-        self.unavailable = function.unavailable  # type: ignore[method-assign]
-        for ability in ABILITIES:
-            setattr(self, ability, getattr(function, ability))
-
-    def close(self) -> None:
-        self._function.close()
-
-
-class ConcurrencyLimit(_FunctionWrapper):
+class ConcurrencyLimit(FunctionWrapper):
     """Run at most `limit` calls at a time; further calls wait."""
 
     def __init__(self, function: VectorFunction, limit: int) -> None:
@@ -50,7 +31,7 @@ class ConcurrencyLimit(_FunctionWrapper):
         return call
 
 
-class EvaluationCache(_FunctionWrapper):
+class EvaluationCache(FunctionWrapper):
     """Cache the last `size` evaluations by identical inputs and config.
 
     Concurrent calls with the same key wait for one evaluation. A density and its gradient at the same point thus

@@ -1,5 +1,6 @@
 """PyTorch programs: TorchScript archives and programs of torch.export."""
 
+import logging
 import re
 import warnings
 import zipfile
@@ -19,8 +20,12 @@ from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.core.vector_binding import vector_signature
+from dragoman.core.vector_binding import VectorSignature, vector_signature
+from dragoman.core.vectors import VectorFunction
 from dragoman.runtimes.files import check_operators, check_pickle, model_path
+from dragoman.system.threads import PYTORCH_LOADS
+
+log = logging.getLogger("dragoman.model")
 
 # Datatypes by PyTorch's names.
 _DATATYPES: Mapping[str, Datatype] = {
@@ -66,6 +71,8 @@ class TorchModel(Model):
     """
 
     merges = 0
+    _vectors: VectorSignature | None = None
+    _function: VectorFunction | None = None
 
     def load(self) -> None:
         path = model_path(self.spec)
@@ -75,8 +82,7 @@ class TorchModel(Model):
         self._torch = RUNTIME.require("torch")
         if path.suffix == ".pt2":
             self.platform = "pytorch_export"
-            program = _load_export(self._torch, path)
-            self._module = program.module()
+            program, self._module = _load_export(self._torch, path)
             self._program = _exported_program(self._torch, program)
         else:
             self.platform = "pytorch_torchscript"
@@ -111,59 +117,72 @@ class TorchModel(Model):
             inputs=self.spec.inputs or self._signature.inputs,
             outputs=self.spec.outputs or self._signature.outputs,
         )
-        self._vector_signature = vector_signature(signature)
-        if self._vector_signature is None or len(signature.inputs) != len(self._signature.inputs):
+        vectors = vector_signature(signature)
+        if vectors is None or len(signature.inputs) != len(self._signature.inputs):
+            if any(spec.datatype is None for spec in (*signature.inputs, *signature.outputs)):
+                log.info(
+                    "not served over UM-Bridge, TorchScript declares no datatypes and shapes; declare `inputs` and "
+                    "`outputs` in a dragoman.toml: model=%s",
+                    self.spec.name,
+                )
             return
-        shapes = [spec.shape for spec in self._vector_signature.inputs]
-        dtypes = [
-            self._torch.float32 if spec.datatype is FP32 else self._torch.float64
-            for spec in self._vector_signature.inputs
-        ]
-        from dragoman.derivatives.torch import ModuleDerivatives  # it imports torch
+        from dragoman.derivatives.torch import ModuleFunction  # it imports torch
+        from dragoman.derivatives.verified import verify_module
 
-        self._derivatives: Any = ModuleDerivatives(
-            self._forward, shapes, dtypes, scripted=self.platform == "pytorch_torchscript"
+        self._vectors = vectors
+        function = ModuleFunction(
+            self._forward,
+            [spec.shape for spec in vectors.inputs],
+            [self._torch.float32 if spec.datatype is FP32 else self._torch.float64 for spec in vectors.inputs],
+            [spec.size for spec in vectors.outputs],
         )
-        for name in ("gradient", "apply_jacobian", "apply_hessian"):
-            setattr(self, name, getattr(self, f"_{name}"))
+        enabled = self.spec.parameters.get("verify_derivatives", True)
+        if not isinstance(enabled, bool):
+            raise ModelFailed(f"parameter 'verify_derivatives': expected true or false, got {enabled!r}")
+        self._function = verify_module(function, self.spec.name, enabled)
+        for name in self._function.sources():
+            if name != "evaluate":
+                setattr(self, name, getattr(self, f"_{name}"))
 
     def details(self) -> Mapping[str, Any]:
-        if "gradient" not in vars(self):
+        if self._function is None or self._vectors is None:
             return {}
-        single = (
-            any(spec.datatype is FP32 for spec in self._vector_signature.inputs) if self._vector_signature else False
-        )
-        source = "torch (float32)" if single else "torch"
-        return {"derivatives": dict.fromkeys(("gradient", "apply_jacobian", "apply_hessian"), source)}
+        suffix = " (float32)" if any(spec.datatype is FP32 for spec in self._vectors.inputs) else ""
+        sources = {name: source + suffix for name, source in self._function.sources().items() if name != "evaluate"}
+        missing = self._function.missing()
+        return {"derivatives": sources, **({"missing_derivatives": dict(missing)} if missing else {})}
 
     def _forward(self, *tensors: Any) -> tuple[Any, ...]:
         """Return the outputs for the inputs, both in order."""
         names = [spec.name for spec in self._signature.inputs]
         result = self._run(dict(zip(names, tensors, strict=True)))
-        if isinstance(result, dict) and self._vector_signature:
-            return tuple(result[spec.name] for spec in self._vector_signature.outputs)
+        if isinstance(result, dict) and self._vectors:
+            return tuple(result[spec.name] for spec in self._vectors.outputs)
         return tuple(value for _, value in _leaves(result))
 
     def _gradient(self, call: Gradient) -> Any:
-        return self._derivatives.gradient(*self._indices_and_inputs(call, call.input), call.sens.data)
+        output, (index,), inputs = self._indices_and_inputs(call, call.input)
+        return self._differentiable().gradient(output, index, inputs, call.sens.data, {})
 
     def _apply_jacobian(self, call: ApplyJacobian) -> Any:
-        return self._derivatives.apply_jacobian(*self._indices_and_inputs(call, call.input), call.vec.data)
+        output, (index,), inputs = self._indices_and_inputs(call, call.input)
+        return self._differentiable().apply_jacobian(output, index, inputs, call.vec.data, {})
 
     def _apply_hessian(self, call: ApplyHessian) -> Any:
-        return self._derivatives.apply_hessian(
-            *self._indices_and_inputs(call, call.input1, call.input2), call.sens.data, call.vec.data
-        )
+        output, (index1, index2), inputs = self._indices_and_inputs(call, call.input1, call.input2)
+        sens, vec = call.sens.data, call.vec.data
+        return self._differentiable().apply_hessian(output, index1, index2, inputs, sens, vec, {})
 
-    def _indices_and_inputs(self, call: DerivativeCall, *inputs: str | int) -> tuple[Any, ...]:
+    def _differentiable(self) -> VectorFunction:
+        assert self._function is not None
+        return self._function
+
+    def _indices_and_inputs(self, call: DerivativeCall, *inputs: str | int) -> tuple[int, list[int], list[Array]]:
         """Return the index of the output, the indices of inputs, and the input vectors."""
-        assert self._vector_signature is not None
-        names, outputs = (
-            [s.name for s in self._vector_signature.inputs],
-            [s.name for s in self._vector_signature.outputs],
-        )
+        assert self._vectors is not None
+        names, outputs = [s.name for s in self._vectors.inputs], [s.name for s in self._vectors.outputs]
         vectors = [call.inputs[name].data for name in names]
-        return (outputs.index(str(call.output)), *(names.index(str(name)) for name in inputs), vectors)
+        return outputs.index(str(call.output)), [names.index(str(name)) for name in inputs], vectors
 
     def _to_torch(self, name: str, tensor: Tensor) -> Any:
         if name in self._program.scalars:
@@ -219,9 +238,10 @@ def _load_script(torch: Any, path: Path, spec: ModelSpec) -> Any:
             "torch.jit.script(network).save(...), or build it in a model.py that loads the weights"
         )
     check_operators(path, spec, lambda: _side_effects(torch, path))  # before it is loaded, which may run its code
-    with warnings.catch_warnings():
-        # The deprecation concerns the author of the file.
-        warnings.filterwarnings("ignore", message="`torch.jit.load` is deprecated", category=DeprecationWarning)
+    # The deprecation concerns the author of the file. Filters belong to the process, so models that load in other
+    # threads would restore each other's.
+    warnings.filterwarnings("ignore", message="`torch.jit.load` is deprecated", category=DeprecationWarning)
+    with PYTORCH_LOADS:
         return torch.jit.load(path, map_location="cpu").eval()
 
 
@@ -368,9 +388,12 @@ def _script_outputs(kind: Any, name: str = "") -> list[TensorSpec] | None:
 # --- torch.export ----------------------------------------------------------------------------------------
 
 
-def _load_export(torch: Any, path: Path) -> Any:
+def _load_export(torch: Any, path: Path) -> tuple[Any, Any]:
+    """Return an exported program and its module."""
     try:
-        return torch.export.load(path)
+        with PYTORCH_LOADS:
+            program = torch.export.load(path)
+            return program, program.module()
     except Exception as error:  # torch.export documents no class of error
         raise ModelFailed(f"'{path.name}' cannot be loaded by torch.export.load: {error}") from error
 
