@@ -2,19 +2,20 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from msgspec import structs
 
 from dragoman.core.binding import check_tensor
-from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer, Inference, Tensors
+from dragoman.core.calls import ApplyHessian, ApplyJacobian, Call, DerivativeCall, Gradient, Infer, Inference, Tensors
 from dragoman.core.datatypes import FP32, FP64, Array, Datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.tensor import Tensor
-from dragoman.core.vectors import Config
+from dragoman.core.vectors import Ability, Config
 
 _CHUNK = 1 << 20  # performance only: numbers compared at a time, so that the result takes little memory
 
@@ -41,6 +42,19 @@ class VectorSignature:
 
     def output(self, name: str) -> VectorSpec:
         return next(spec for spec in self.outputs if spec.name == name)
+
+
+_ABILITIES: Mapping[type[Call[Any]], Ability] = {
+    Gradient: "gradient",
+    ApplyJacobian: "apply_jacobian",
+    ApplyHessian: "apply_hessian",
+}
+
+
+def missing_reason(details: Mapping[str, Any], call: type[Call[Any]]) -> str:
+    """Return why a model does not support a call about derivatives, for the end of a message; "" if it is not known."""
+    reason = details.get("missing_derivatives", {}).get(_ABILITIES.get(call))
+    return f": {reason}" if reason else ""
 
 
 def vector_signature(signature: Signature) -> VectorSignature | None:

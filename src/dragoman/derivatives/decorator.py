@@ -37,8 +37,11 @@ def vector_function(
     vectorised: bool | None = None,
     linear: bool = False,
     verify_derivatives: bool = True,
+    verify_every: int | None = None,
     evaluate_at_load: bool = True,
     max_evaluations: int = 10_000,
+    noise: float = 0.0,
+    step: float = 0.0,
     gradient: Written | None = None,
     apply_jacobian: Written | None = None,
     apply_hessian: Written | None = None,
@@ -148,6 +151,12 @@ class LazyVectorFunction(VectorFunction):
 
     def notes(self) -> Mapping[str, Any]:
         return self.build().notes()
+
+    def missing(self) -> Mapping[Ability, str]:
+        return self.build().missing()
+
+    def accepts(self, name: str) -> bool:
+        return self.build().accepts(name)
 
     def close(self) -> None:
         if self._built is not None:

@@ -260,6 +260,9 @@ class UserFunction(VectorFunction):
         indices = {"output": output, "input1": input1, "input2": input2}
         return self._methods["apply_hessian"]({**indices, "inputs": inputs, "sens": sens, "vec": vec, "config": config})
 
+    def accepts(self, name: str) -> bool:
+        return self._callable.accepts(name)
+
     def sources(self) -> Mapping[Ability, str]:
         return {name: "author" for name in ABILITIES if name == "evaluate" or name in self._methods}
 
@@ -307,6 +310,9 @@ class UserClassFunction(UserFunction):
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
         return self._function.apply_hessian(output, input1, input2, inputs, sens, vec, config)
+
+    def accepts(self, name: str) -> bool:
+        return self._function.accepts(name)
 
     def sources(self) -> Mapping[Ability, str]:
         return self._function.sources()

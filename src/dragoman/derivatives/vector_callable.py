@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from dragoman.core.errors import InvalidInput, ModelFailed
@@ -26,7 +26,7 @@ class VectorCallable:
     takes_config : it has a parameter `config` for the whole config.
     takes_entries : it has a parameter `**name` for all entries of the config.
     ignores_config : without options it accepts any config, because its sizes depend on the config.
-    options : keyword-only parameters, which are entries of the config; each has a default.
+    options : keyword-only parameters, which are entries of the config, with their defaults.
     derivative_arguments : its parameters among `DERIVATIVE_ARGUMENTS`.
     """
 
@@ -36,7 +36,7 @@ class VectorCallable:
     takes_config: bool = False
     takes_entries: bool = False
     ignores_config: bool = False
-    options: frozenset[str] = frozenset()
+    options: Mapping[str, Any] = field(default_factory=dict)
     derivative_arguments: frozenset[str] = frozenset()
 
     @property
@@ -46,10 +46,19 @@ class VectorCallable:
     def __call__(self, inputs: Sequence[Any], config: Config, **arguments: Any) -> Any:
         """Call the function with copies of all arguments.
 
-        Raises InvalidInput naming a config entry that it has no parameter for.
+        Raises InvalidInput naming a config entry that it has no parameter for, or that has another type than the
+        parameter's default.
         """
         used = {name: value for name, value in arguments.items() if name in self.derivative_arguments}
         return call_with_copies(self.function, *inputs, **self._keywords(config), **used)
+
+    def accepts(self, name: str) -> bool:
+        """Return whether the config may have an entry of this name."""
+        return self.takes_config or self.takes_entries or self._ignores_entries or name in self.options
+
+    @property
+    def _ignores_entries(self) -> bool:
+        return self.ignores_config and not self.options
 
     def _keywords(self, config: Config) -> Mapping[str, Any]:
         if not config and not self.takes_config:
@@ -58,13 +67,31 @@ class VectorCallable:
         whole = {"config": config} if self.takes_config else {}
         clash = sorted(known.keys() & {*self.vectors, *self.derivative_arguments, *whole})
         unexpected = clash or sorted(config.keys() - known.keys())
-        ignored = self.takes_config or (self.ignores_config and not self.options)
+        ignored = self.takes_config or self._ignores_entries
         if clash or (unexpected and not ignored):
             names = ", ".join(sorted(self.options)) or "none"
             raise InvalidInput(
                 f"config: unexpected entry '{unexpected[0]}': expected entries of '{self.name}': {names}"
             )
+        for name, value in known.items():
+            _check_type(name, value, self.options.get(name))
         return {**whole, **known}
+
+
+# The types of entries of a config by the type of the default, and their names in messages.
+_ENTRY_TYPES: Mapping[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "a boolean"),
+    int: ((int, float), "a number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a string"),
+}
+
+
+def _check_type(name: str, value: Any, default: Any) -> None:
+    """Raise InvalidInput if an entry of the config has another type than a default that is a number or a string."""
+    types, expected = _ENTRY_TYPES.get(type(default), ((), ""))
+    if types and type(value) not in types:
+        raise InvalidInput(f"config: entry '{name}': expected {expected}, got {value!r:.100}")
 
 
 def inspect_function(function: Callable[..., Any], ignores_config: bool = False) -> VectorCallable:
@@ -95,7 +122,7 @@ def _inspect(
         takes_config=len(options) < len(others),
         takes_entries=bool(_parameters(function, inspect.Parameter.VAR_KEYWORD)),
         ignores_config=ignores_config,
-        options=frozenset(p.name for p in options),
+        options={p.name: p.default for p in options},
         derivative_arguments=arguments,
     )
     for option in options:

@@ -3,7 +3,8 @@
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from dragoman.core.vectors import (
     replace_item,
 )
 from dragoman.derivatives.derived import DerivedFunction, component_scales, sample_point, split_by_scale
+from dragoman.derivatives.differences import Mask
 from dragoman.derivatives.verification import (
     NotConfirmedError,
     check_finite,
@@ -80,8 +82,9 @@ class VerifiedDerivatives(DerivedFunction):
 
     A call takes the evaluation at the point and usually two more, see `verification`. ApplyHessian is compared with
     differences of the gradient, which is compared itself unless the user has written it. If only every n-th call is
-    verified, then also the first one of each config, each whose result is zero or whose method computed another value
-    than Evaluate did at the same point, and all after one that failed. Raises UnconfirmedError if a derivative is not
+    verified, then also the first one of each config, each whose result is zero, or has an element that is zero for the
+    first time, or whose method computed another value than Evaluate did at the same point, and all after one that
+    failed. Raises UnconfirmedError if a derivative is not
     confirmed, and InvalidOutput if the function's value is not finite or the derivative is NaN.
 
     Parameters
@@ -97,6 +100,7 @@ class VerifiedDerivatives(DerivedFunction):
         self.vectorised = function.vectorised
         self._unsupported: dict[Ability, str] = {}
         self._schedule = _Schedule(verification)
+        self._zeros = _ConfirmedZeros()
         self._last = _LastEvaluation()
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
@@ -113,7 +117,7 @@ class VerifiedDerivatives(DerivedFunction):
             self._confirm_gradient(output, input, inputs, sens, config, value, result)
             return result
 
-        return self._verified("gradient", output, inputs, config, compute, confirm, len(inputs[input]), sens)
+        return self._verified("gradient", (output, input), inputs, config, compute, confirm, len(inputs[input]), sens)
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         size = self.output_sizes(config)[output]
@@ -129,7 +133,7 @@ class VerifiedDerivatives(DerivedFunction):
             values = self._outputs_by(output, input, inputs, config)
             return self._confirmed_action("apply_jacobian", act, values, inputs[input], value, vec, result)
 
-        return self._verified("apply_jacobian", output, inputs, config, compute, confirm, size)
+        return self._verified("apply_jacobian", (output, input), inputs, config, compute, confirm, size)
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
@@ -156,7 +160,7 @@ class VerifiedDerivatives(DerivedFunction):
                 return result  # itself differences of the confirmed gradient
             return self._confirmed_action("apply_hessian", act, gradient, inputs[input2], slope, vec, result)
 
-        return self._verified("apply_hessian", output, inputs, config, compute, confirm, size, sens)
+        return self._verified("apply_hessian", (output, input1, input2), inputs, config, compute, confirm, size, sens)
 
     def sources(self) -> Mapping[Ability, str]:
         return {name: source for name, source in self._derivatives.sources().items() if name not in self._unsupported}
@@ -194,7 +198,10 @@ class VerifiedDerivatives(DerivedFunction):
                 log.info("%s of '%s' cannot be tried: %s", _VERBS[ability], name, error.message)
             except Exception as error:
                 message = error.message if isinstance(error, DragomanError) else f"{type(error).__name__}: {error}"
-                reason = f"{self._derivatives.sources()[ability]} fails: {message.strip().partition(chr(10))[0]}"
+                reason = (
+                    f"{self._derivatives.sources()[ability]} fails: {message.strip().partition(chr(10))[0]}; provide "
+                    f"{ability}=, or use derivatives='finite differences'"
+                )
                 self._unsupported[ability] = reason
                 log.info("derivative not offered: function=%s ability=%s reason=%s", name, ability, reason)
 
@@ -219,7 +226,7 @@ class VerifiedDerivatives(DerivedFunction):
     def _verified(
         self,
         ability: Ability,
-        output: int,
+        indices: tuple[int, ...],
         inputs: Vectors,
         config: Config,
         compute: Callable[[], Any],
@@ -227,7 +234,11 @@ class VerifiedDerivatives(DerivedFunction):
         size: int,
         sens: Vector | None = None,
     ) -> Any:
-        """Return the derivative that `compute` returns, confirmed if its turn has come."""
+        """Return the derivative that `compute` returns, confirmed if its turn has come.
+
+        `indices`: of the output, and of the inputs by which it is differentiated.
+        """
+        output = indices[0]
         is_due = self._schedule.is_due(ability, config)
         value = None
         if is_due or self._derivatives.needs_value:
@@ -236,8 +247,9 @@ class VerifiedDerivatives(DerivedFunction):
         derivative = _derivative(computed)
         result = as_vector(derivative, size, ability)
         self._check_numbers(ability, result)
+        key = (ability, indices, result.shape, config_key(config))
         if not is_due and self._verification.enabled:
-            is_due = not result.any() or self._last.contradicts(inputs, config, output, computed)
+            is_due = self._zeros.has_new(key, result) or self._last.contradicts(inputs, config, output, computed)
         if is_due:
             if value is None:
                 value = self._finite_value(output, inputs, config, sens)
@@ -246,6 +258,7 @@ class VerifiedDerivatives(DerivedFunction):
             except UnconfirmedError:
                 self._schedule.suspect(ability, config)
                 raise
+            self._zeros.confirm(key, result)
         return Estimate(result, derivative.error) if isinstance(derivative, Estimate) else result
 
     def _finite_value(self, output: int, inputs: Vectors, config: Config, sens: Vector | None = None) -> Vector:
@@ -303,10 +316,12 @@ class VerifiedDerivatives(DerivedFunction):
         return self._derivatives.sources().get(ability, "author")
 
     def _confirmation_error(self, ability: Ability, reason: Exception) -> UnconfirmedError:
+        source = self._source(ability)
+        remedy = "compute in double precision" if source == "torch" else "write the function in JAX"
         return UnconfirmedError(
-            f"{_VERBS[ability]} of '{self._verification.name}' by {self._source(ability)} is not confirmed by central "
-            f"differences: {reason}; provide gradient= or jacobian=, write the function in JAX, use "
-            "derivatives='finite differences', or set verify_derivatives=False if the derivative is right"
+            f"{_VERBS[ability]} of '{self._verification.name}' by {source} is not confirmed by central differences: "
+            f"{reason}; provide gradient= or jacobian=, {remedy}, use derivatives='finite differences', or set "
+            "verify_derivatives=False if the derivative is right"
         )
 
 
@@ -351,6 +366,24 @@ class _Schedule:
         """Verify all further calls."""
         with self._lock:
             self._states[ability, config_key(config)] = (1, True)
+
+
+class _ConfirmedZeros:
+    """The elements of derivatives that were zero in a verified call: a lost derivative is exactly zero."""
+
+    def __init__(self) -> None:
+        self._masks: OrderedDict[Hashable, Mask] = OrderedDict()
+
+    def has_new(self, key: Hashable, result: Vector) -> bool:
+        zero, known = result == 0, self._masks.get(key)
+        return bool(zero.all() or (zero.any() and (known is None or (zero & ~known).any())))
+
+    def confirm(self, key: Hashable, result: Vector) -> None:
+        zero, known = result == 0, self._masks.get(key)
+        self._masks[key] = zero if known is None else zero | known
+        if len(self._masks) > _MAX_CONFIGS:
+            with suppress(KeyError):  # another thread removed it
+                self._masks.popitem(last=False)
 
 
 class _LastEvaluation:

@@ -28,6 +28,7 @@ from dragoman.core.calls import (
 from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
+from dragoman.core.vector_binding import missing_reason
 from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher
 from dragoman.engine.binder import Binder, bound_request
@@ -497,6 +498,7 @@ class Deployment:
             name = type(call).__name__
             runtime = plugins.runtime(spec.runtime) if plugins.has("runtimes", spec.runtime) else None
             hint = runtime.unsupported.get(name, "") if runtime else ""
+            hint = hint or missing_reason(loaded.details, type(call))
             raise NotSupported(f"model '{spec.name}' does not support {_CALL_NAMES.get(name, name)}{hint}")
         deadline_s = request.deadline_s
         if deadline_s is None:

@@ -249,7 +249,9 @@ def _build_request(name: str, values: Mapping[str, Any], policy: Policy) -> UmBr
         request.input = [_vector(v, f"input[{i}]", policy) for i, v in enumerate(vectors)]
     for key in VECTORS:
         if key in values:
-            setattr(request, key, _vector(values[key], key, policy))
+            value = values[key]
+            vector = [value] if type(value) in (int, float) else value  # as the MATLAB client sends it
+            setattr(request, key, _vector(vector, key, policy))
     for key in INDICES:
         if key in values:
             value = values[key]

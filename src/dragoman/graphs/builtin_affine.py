@@ -21,6 +21,9 @@ class BuiltInNode(FlexibleFunction):
     def input_sizes(self, config: Config) -> Sequence[int]:
         return [-1 if n is None else n for n in self.known_inputs]
 
+    def accepts(self, name: str) -> bool:
+        return False
+
     def output_sizes(self, config: Config) -> Sequence[int]:
         return [-1 if n is None else n for n in self.known_outputs]
 

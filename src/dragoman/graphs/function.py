@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, NotSupported
+from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.vectors import (
     ABILITIES,
     Ability,
@@ -96,6 +96,12 @@ class GraphFunction(VectorFunction):
     def sources(self) -> Mapping[Ability, str]:
         return {ability: "graph" for ability in ABILITIES if self._missing[ability] is None}
 
+    def missing(self) -> Mapping[Ability, str]:
+        return {ability: self._missing_text(step) for ability, step in self._missing.items() if step is not None}
+
+    def accepts(self, name: str) -> bool:
+        return any(node.accepts(name) for node in self.wiring.nodes.values())
+
     def missing_step(self, ability: Ability) -> Step | None:
         """Return the first step that an ability needs, over all inputs and outputs, and that its node cannot do."""
         return self._missing[ability]
@@ -130,11 +136,15 @@ class GraphFunction(VectorFunction):
     def _missing_step(self, plan: Plan) -> Step | None:
         return next((s for s in plan.steps if s.ability not in self._abilities[s.node]), None)
 
+    def _missing_text(self, step: Step) -> str:
+        reason = self.wiring.nodes[step.node].function.missing().get(step.ability)
+        return f"node '{step.node}' does not support {step.ability}{f': {reason}' if reason else ''}"
+
     def _make_plan(self, ability: Ability, *ports: int) -> tuple[Plan, Schedule]:
         plan = PLANNERS[ability](self.wiring, *ports)
         missing = self._missing_step(plan)
         if missing is not None:
-            raise NotSupported(f"{ability}: node '{missing.node}' does not support {missing.ability}")
+            raise NotSupported(f"{ability}: {self._missing_text(missing)}")
         return plan, Schedule(plan, [self.wiring.nodes[s.node].cheap for s in plan.steps])
 
     def _derivative(
@@ -165,10 +175,22 @@ class _Point:
                 return self._evaluate(plan, step, results)
             return self._differentiate(plan, step, seeds, results)
         except DragomanError as error:
+            if isinstance(error, InvalidInput):
+                self._check_values(plan, step, results, error)
             raise type(error)(f"node '{step.node}': {error.message}") from error
         except Exception as error:
             log.error("node '%s' failed", step.node, exc_info=error)
             raise ModelFailed(f"node '{step.node}' failed: {type(error).__name__}: {error}"[:1000]) from error
+
+    def _check_values(self, plan: Plan, step: Step, results: Sequence[Any], error: InvalidInput) -> None:
+        """Raise InvalidOutput if another node's value that is not finite is the cause of an error."""
+        for source in self._wiring.sources[step.node]:
+            if isinstance(source, Port) and not np.isfinite(value := self._value(source, plan, results)).all():
+                wrong = value[~np.isfinite(value)][0]
+                raise InvalidOutput(
+                    f"node '{source.node}', output {source.index}: expected finite numbers, got {wrong}, which node "
+                    f"'{step.node}' rejects"
+                ) from error
 
     def _evaluate(self, plan: Plan, step: Step, results: Sequence[Any]) -> tuple[Vector, ...]:
         node = self._wiring.nodes[step.node]

@@ -64,7 +64,7 @@ class Graph:
         ----------
         function : a VectorFunction, or a function marked with `@dragoman.vector_function`.
         config : fixed entries, which override those of the caller.
-        passes : the keys of the caller's config that the node gets; None for all.
+        passes : the keys of the caller's config that the node gets; None for those that the function accepts.
         linear : declares that second derivatives are zero and first ones the same everywhere.
         concurrency : maximum number of concurrent calls; 0 for no limit.
         cache : number of evaluations to cache; 0 for none.

@@ -29,7 +29,14 @@ class Sizes:
 
 
 def infer_sizes(wiring: Wiring, config: Config) -> Sizes:
-    """Return all sizes. Raises InvalidInput naming node and port if two differ or one cannot be inferred."""
+    """Return all sizes.
+
+    Raises InvalidInput naming node and port if two differ or one cannot be inferred, and naming an entry of the config
+    that no node accepts.
+    """
+    for name in config:
+        if not any(node.accepts(name) for node in wiring.nodes.values()):
+            raise InvalidInput(f"config: unexpected entry '{name}': expected an entry that a node of the graph accepts")
     inference = _SizeInference(wiring, config)
     while inference.changed:
         inference.changed = False

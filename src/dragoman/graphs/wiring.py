@@ -47,7 +47,7 @@ class Node:
     Parameters
     ----------
     config : fixed entries, which override those of the caller.
-    passes : the keys of the caller's config that the node gets; None for all.
+    passes : the keys of the caller's config that the node gets; None for those that the function accepts.
     affine : the second derivatives are zero, and the first ones the same everywhere.
     cheap : too fast to be worth a thread.
     label : the kind of the node, for drawings.
@@ -65,8 +65,12 @@ class Node:
         """Return the config of this node for the config of a call."""
         if not config:
             return self.config
-        passed = config if self.passes is None else {k: v for k, v in config.items() if k in self.passes}
-        return {**passed, **self.config} if self.config else passed
+        passed = {key: value for key, value in config.items() if self.accepts(key)}
+        return {**passed, **self.config}
+
+    def accepts(self, name: str) -> bool:
+        """Return whether the node gets an entry of this name from the caller's config."""
+        return self.function.accepts(name) if self.passes is None else name in self.passes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

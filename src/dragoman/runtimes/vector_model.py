@@ -127,7 +127,9 @@ class VectorModel(Model):
 
     def details(self) -> Mapping[str, Any]:
         sources = {name: source for name, source in self.function.sources().items() if name != "evaluate"}
-        return {"derivatives": sources, **self.function.notes()}
+        missing = self.function.missing()
+        reasons = {"missing_derivatives": dict(missing)} if missing else {}
+        return {"derivatives": sources, **reasons, **self.function.notes()}
 
     def example_inputs(self) -> Mapping[str, Any] | None:
         """Return the declared point, as one row of a vectorised function."""

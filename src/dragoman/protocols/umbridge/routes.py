@@ -40,7 +40,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Tensor
-from dragoman.core.vector_binding import VectorSignature, vector_signature
+from dragoman.core.vector_binding import VectorSignature, missing_reason, vector_signature
 from dragoman.formats.umbridge import InvalidUmBridgeRequest, UmBridgeRequest, parse_umbridge_request
 from dragoman.formats.umbridge_response import serialize_derivative, serialize_evaluation
 from dragoman.protocols.umbridge import messages
@@ -211,7 +211,8 @@ def invalid_request(name: str, verb: str, error: InvalidInput) -> PreliminaryCal
 
     def then(response: Response[ModelDescription]) -> EndpointResult:
         if verb and not support(response.answer)[verb]:
-            return _format_verb_error(verb, NotSupported(f"model '{name}' does not support {verb}"))
+            reason = missing_reason(response.answer.details, VERBS[verb][0])
+            return _format_verb_error(verb, NotSupported(f"model '{name}' does not support {verb}{reason}"))
         raise error
 
     return PreliminaryCall(Request(Describe(), name), then)
