@@ -228,7 +228,11 @@ def test_return_values_become_vectors(value: Any, sizes: tuple[int, ...], expect
         (([1, 2], [1, 2]), "output 1: expected 3 numbers, got 2"),
         (([1, 2], [[1, 2, 3]]), "output 1: expected a vector of 3 numbers, got shape [1, 3]"),
         ((["a", "b"], [1, 2, 3]), "output 0: expected real numbers, got list of str32"),
-        (([1j, 2], [1, 2, 3]), "output 0: expected real numbers, got list of complex128"),
+        (
+            ([1j, 2], [1, 2, 3]),
+            "output 0: expected real numbers, got list of complex128; return its real part (.real) if the imaginary "
+            "part is zero",
+        ),
     ],
 )
 def test_invalid_return_values_are_rejected(value: Any, expected: str) -> None:

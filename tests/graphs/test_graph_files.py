@@ -306,7 +306,7 @@ async def test_missing_abilities_are_in_the_metadata(tmp_path: Path) -> None:
         description = (await engine.call(Request(Describe(), "g"))).answer
         assert description.details["derivatives"] == {}
         assert description.details["graph"]["missing"]["gradient"] == "'a' has no gradient"
-        with pytest.raises(errors.NotSupported, match="model 'g' does not support Gradient"):
+        with pytest.raises(errors.NotSupported, match="Gradient: node 'a' does not support gradient"):
             await engine.call(Request(Gradient(positional=(vector(0, 1),), sens=vector(1, 1)), "g"))
 
 
