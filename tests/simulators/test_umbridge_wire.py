@@ -159,7 +159,8 @@ BAD: list[tuple[str, Any, int, str, str]] = [
     ("/Gradient", {**GRADIENT, "inWrt": 0.0}, 400, "InvalidInput", "'inWrt': expected an integer, got 0.0"),
     ("/Gradient", {**GRADIENT, "inWrt": True}, 400, "InvalidInput", "'inWrt': expected an integer, got a boolean"),
     ("/Gradient", {**GRADIENT, "inWrt": 1 << 80}, 400, "InvalidInput", "inWrt"),
-    ("/Gradient", {**GRADIENT, "sens": 1.0}, 400, "InvalidInput", "sens: expected an array of numbers"),
+    ("/Gradient", {**GRADIENT, "sens": 1.0}, 400, "InvalidInput", "'output_0': expected 2 numbers, got 1"),
+    ("/Gradient", {**GRADIENT, "sens": "1"}, 400, "InvalidInput", "sens: expected an array of numbers"),
     # Bodies.
     ("/Evaluate", b"", 400, "InvalidInput", "empty"),
     ("/Evaluate", b"{", 400, "InvalidInput", "not valid JSON"),
