@@ -43,7 +43,7 @@ def into_a_buffer(x: Any) -> Any:
 
 
 class Units(VectorFunction):
-    derivatives = "finite differences"
+    derivatives: str | None = "finite differences"
 
     def input_sizes(self, config: Any) -> list[int]:
         return [2]
