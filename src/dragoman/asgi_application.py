@@ -27,7 +27,6 @@ from dragoman.transports.application import Application
 from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
-from dragoman.transports.observation import make_application
 from dragoman.transports.recent_requests import RecentRequests
 
 log = logging.getLogger("dragoman.server")
@@ -98,7 +97,7 @@ class AsgiApplication:
             protocols = with_pages(self._protocols, self.settings, access, recent)
             executor = MessageExecutor(BodyMemory(self._limits.max_bodies_bytes), self._limits.max_loop_delay_s)
             executor.observation = make_observation(self.settings, self._traces, recent)
-            application = make_application(engine, protocols, self._limits, executor, access)
+            application = Application(engine, protocols, self._limits, executor, access)
             engine.metric_sources.append(application.executor.metrics)
             running = self._running = _Running(engine, application, access, self.settings.drain_s)
         return running

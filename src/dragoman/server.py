@@ -30,6 +30,7 @@ from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system import event_loop, logs
 from dragoman.system.event_loop import StopSignals
+from dragoman.system.process import explain_temporary_folder
 
 log = logging.getLogger("dragoman.server")
 
@@ -320,12 +321,19 @@ def run(server: Server, on_start: Callable[[Server], Any] | None = None, handle_
 def _prometheus_folder(settings: Settings) -> Iterator[None]:
     """Set the variable of prometheus_client's multiprocess folder, for this process and its workers.
 
-    The library reads it at import. A variable or an import of the program itself is left alone.
+    The library reads it at import. A variable or an import of the program itself is left alone. Without a folder that
+    can be written, the server serves without the metrics that models record with the library.
     """
     if not settings.metrics_path or METRICS_FOLDER in os.environ or "prometheus_client" in sys.modules:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="dragoman-metrics-", ignore_cleanup_errors=True) as folder:
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="dragoman-metrics-", ignore_cleanup_errors=True)
+    except OSError as error:
+        log.warning("no metrics of models that use prometheus_client: %s", explain_temporary_folder(error))
+        yield
+        return
+    with temporary as folder:
         os.environ[METRICS_FOLDER] = folder
         try:
             yield

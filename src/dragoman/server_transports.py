@@ -179,7 +179,7 @@ def make_observation(settings: Settings, traces: TraceSettings, recent: RecentRe
     if settings.access_log:
         from dragoman.transports.access_log import AccessLog
 
-        logs.append(AccessLog(settings.access_log, settings.access_log_format))
+        logs.append(AccessLog(settings.access_log, settings.access_log_format or settings.log_format))
     if settings.tracing_endpoint or is_tracing_enabled(os.environ):
         tracer = _make_tracer(settings)
     if not logs and tracer is None:
@@ -235,7 +235,7 @@ def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> t
     """Return the protocols of the settings: those over HTTP, and those over gRPC; they may change `traces`."""
     names = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
     policy = protocol_policy(settings, traces)
-    protocols = [plugins.find("protocols", name)(policy) for name in names]
+    protocols: list[Any] = [replace(plugins.find("protocols", name)(policy), key=name) for name in names]
     http = [p for p in protocols if hasattr(p, "routes")]
     if settings.responses_as == "mlserver":
         http = prefer_handlers(http, policy, needs_keys=settings.needs_keys)

@@ -377,8 +377,9 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         ),
     ] = ""
     access_log_format: Annotated[
-        Literal["text", "json"], Option("format of the access log: text (name=value) or json", LOGGING)
-    ] = "text"
+        Literal["", "text", "json"],
+        Option("format of the access log: text (name=value) or json; default: as log_format", LOGGING),
+    ] = ""
     recent_requests: Annotated[
         int, Option("last requests whose times the console shows, by their ids; 0: none", LOGGING, maximum=100_000)
     ] = 0

@@ -132,7 +132,7 @@ class SettingsArguments(TypedDict, total=False):
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
     access_log: str
-    access_log_format: Literal["text", "json"]
+    access_log_format: Literal["", "text", "json"]
     recent_requests: int
     tracing_endpoint: str
     tracing_ratio: float

@@ -48,7 +48,7 @@ async def test_a_request_is_found_by_its_id() -> None:
         sent = await server.infer("Doubler", BODY, {"x-request-id": "order/17"})
         (found,) = await find(server, "order%2F17")
     expected = {
-        "id": "order/17", "trace_id": "", "protocol": "Open Inference (V2)", "method": "POST",
+        "id": "order/17", "trace_id": "", "protocol": "oip_rest", "method": "POST",
         "path": "/v2/models/Doubler/infer", "model": "Doubler", "version": "", "status": 200,
         "received_bytes": len(BODY), "sent_bytes": len(sent.body), "queue_ms": 0.0, "batch": None, "calls": [],
         "first_chunk_ms": None,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dragoman.core.callers import ANYONE
 from dragoman.core.calls import (
     ApplyHessian,
     ApplyJacobian,
@@ -29,6 +30,7 @@ from dragoman.core.signature import OPEN, Signature
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Chat, PromptInfo, Sampling, Text, Token
+from dragoman.system.call_times import CallTimes
 
 X = Tensor.of(np.array([1.0, 2.0]))
 
@@ -76,6 +78,7 @@ def test_sampling_is_neutral_by_default() -> None:
         "adapter": "",
         "model_defaults": frozenset(),
         "adapters": (),
+        "cache_salt": "",
     }
 
 
@@ -101,12 +104,14 @@ def test_texts_and_chats_have_defaults() -> None:
         "stop": None,
         "whole": "",
         "seed": None,
+        "took_s": None,
     }
     assert field_values(PromptInfo("p", 3)) == {
         "text": "p",
         "tokens": 3,
         "cached": 0,
         "prefill": (),
+        "read_s": None,
         "waited_s": None,
         "checked_s": None,
         "max_new": None,
@@ -158,7 +163,9 @@ def test_calls_have_defaults() -> None:
         "deadline_s": None,
         "metadata": {},
         "models": None,
+        "caller": ANYONE,
         "is_trial": False,
+        "times": CallTimes(),
     }
     assert field_values(Response(1)) == {"answer": 1, "model": "", "version": ""}
     assert field_values(Inference({})) == {"outputs": {}, "parameters": NONE, "metadata": {}}

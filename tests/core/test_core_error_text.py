@@ -62,7 +62,7 @@ def test_paths_with_any_names_are_removed(parts: list[str]) -> None:
 # --- the log -------------------------------------------------------------------------------------------------
 
 
-LINE_START = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ERROR   dragoman\.model \[\d+\]: ")
+LINE_START = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}[+-]\d\d:\d\d ERROR   dragoman\.model \[\d+\]: ")
 
 
 def format_record(message: str, error: BaseException | None = None) -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -451,3 +452,16 @@ def test_thread_pools_reject_jobs_after_shutdown() -> None:
 def test_a_datatype_that_is_a_text_or_of_numpy_is_rejected(of: Any, hint: str) -> None:
     with pytest.raises(TypeError, match=f"'x': expected a datatype such as dragoman.{hint}, got"):
         TensorSpec("x", of)
+
+
+@pytest.mark.parametrize(("zone", "expected"), [("Asia/Kolkata", "06:04:59,000+05:30"), ("UTC", "00:34:59,000+00:00")])
+def test_times_of_the_text_log_have_an_offset(zone: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = logging.LogRecord("a", logging.INFO, "", 0, "text", (), None)
+    record.created, record.msecs = 1_700_008_499.0, 0.0
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert logs.TextFormatter().format(record).split(" ")[1] == expected
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -208,7 +209,9 @@ class Operation:
         )
         assert response.status_code == 200
         self.samples = [s for f in text_string_to_metric_families(response.text) for s in f.samples]
-        values = {(s.name, s.labels.get("reason"), s.labels.get("status")): s.value for s in self.samples}
+        values: Counter[tuple[str, str | None, str | None]] = Counter()
+        for s in self.samples:
+            values[s.name, s.labels.get("reason"), s.labels.get("status")] += s.value
         assert values["dragoman_access_denied_total", "missing", None] == 1
         assert values["dragoman_access_denied_total", "invalid", None] >= 1
         assert values["dragoman_requests_total", None, "403"] == 1

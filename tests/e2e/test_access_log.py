@@ -88,7 +88,7 @@ def test_each_request_over_http_has_a_line(tmp_path: Path, style: str) -> None:
         server.request("DELETE", "/v2/models/Quick/infer", None, {"x-request-id": "mine"})
         ok, invalid, unknown_model, unknown_path, method = lines(tmp_path / "access.log", 5, parse)
     assert ok["request_id"] == headers["x-request-id"]
-    assert (ok["protocol"], ok["method"], ok["path"]) == ("Open Inference (V2)", "POST", "/v2/models/Quick/infer")
+    assert (ok["protocol"], ok["method"], ok["path"]) == ("oip_rest", "POST", "/v2/models/Quick/infer")
     assert (ok["model"], str(ok["status"]), ok["received_bytes"]) == ("Quick", "200", len(json.dumps(X)))
     assert ok["sent_bytes"] == int(headers["content-length"])
     assert 0 == ok["queue_ms"] < ok["compute_ms"] < ok["total_ms"]
@@ -96,6 +96,17 @@ def test_each_request_over_http_has_a_line(tmp_path: Path, style: str) -> None:
     assert (str(unknown_model["status"]), unknown_model["model"]) == ("404", "none")
     assert str(unknown_path["status"]) == "404"
     assert str(method["status"]) == "405"
+
+
+def test_its_format_is_that_of_the_log_unless_it_has_one(tmp_path: Path) -> None:
+    for options, parse in (
+        (["--log-format", "json"], as_json),
+        (["--log-format", "json", "--access-log-format", "text"], as_text),
+    ):
+        with serve(tmp_path, *options) as server:
+            assert server.infer("Quick", [1.0])[0] == 200
+            assert lines(tmp_path / "access.log", 1, parse)[0]["model"] == "Quick"
+        (tmp_path / "access.log").unlink()
 
 
 def test_queue_and_compute_times_of_a_batch(tmp_path: Path) -> None:
@@ -123,7 +134,7 @@ def test_each_grpc_call_has_a_line(tmp_path: Path) -> None:
             assert len([*channel.stream_stream(service + "ModelStreamInfer")(iter([data, data]))]) == 2
             channel.unary_unary(service + "ModelInfer")(message.SerializeToString())
         ok, invalid, unknown, stream, slow = lines(tmp_path / "access.log", 5)
-    assert (ok["request_id"], ok["protocol"], ok["path"]) == ("mine", service.strip("/"), service + "ModelInfer")
+    assert (ok["request_id"], ok["protocol"], ok["path"]) == ("mine", "oip_grpc", service + "ModelInfer")
     assert (ok["model"], ok["status"]) == ("Quick", "OK")
     assert (ok["received_bytes"], ok["sent_bytes"]) == (len(data), len(sent))
     assert 0 < ok["compute_ms"] < ok["total_ms"]

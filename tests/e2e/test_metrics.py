@@ -54,8 +54,9 @@ def test_calls_are_counted_by_outcome(tmp_path: Path) -> None:
         found = samples(process)
     assert found["dragoman_calls_total", "ok", ""] == 2
     assert found["dragoman_calls_total", "ModelFailed", ""] == 1
-    assert found["dragoman_call_duration_seconds_count", "", ""] == 3  # an invalid request is not a call
-    assert found["dragoman_call_duration_seconds_bucket", "", "+Inf"] == 3
+    assert found["dragoman_call_duration_seconds_count", "ok", ""] == 2
+    assert found["dragoman_call_duration_seconds_bucket", "ModelFailed", "+Inf"] == 1
+    assert found["dragoman_compute_seconds_count", "", ""] == 3  # an invalid request is not a call
     assert found["dragoman_calls_in_flight", "", ""] == 0
     assert found["dragoman_model_ready", "", ""] == 1
 
@@ -75,8 +76,8 @@ def test_the_path_of_metrics_can_be_changed_or_disabled(tmp_path: Path) -> None:
             assert requests.get(f"http://{process.url}{path}", timeout=30).status_code == 404
 
 
-OIP = "Open Inference (V2)"
-GRPC = "inference.GRPCInferenceService"
+OIP = "oip_rest"
+SERVICE, GRPC = "inference.GRPCInferenceService", "oip_grpc"
 X = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}]}
 
 
@@ -94,20 +95,20 @@ def test_every_response_is_counted_by_protocol_and_status(tmp_path: Path) -> Non
         with grpc.insecure_channel(process.grpc_url) as channel:
             for path in ("ModelInfer", "ServerLive", "None"):
                 with suppress(grpc.RpcError):
-                    channel.unary_unary(f"/{GRPC}/{path}")(b"")
+                    channel.unary_unary(f"/{SERVICE}/{path}")(b"")
             with suppress(grpc.RpcError):
-                channel.unary_unary(f"/{GRPC}/ModelInfer")(b"\xff")
+                channel.unary_unary(f"/{SERVICE}/ModelInfer")(b"\xff")
         after = all_samples(process)
 
-    def counted(protocol: str, status: object) -> float:
-        key = f"dragoman_requests_total,protocol={protocol},status={status}"
-        return after.get(key, 0) - before.get(key, 0)
+    def counted(protocol: str, status: object, name: str = "dragoman_requests_total") -> float:
+        key = f"{name},protocol={protocol},status={status}"
+        return after[key] - before[key]  # each exists before its first response
 
     assert counted(OIP, 200) == 70
     assert counted(OIP, 400) == 2  # cannot be parsed
     assert counted(OIP, 404) + counted("none", 404) >= 1
     assert counted("metrics", 200) == 1
-    assert counted(GRPC, "OK") == 1
+    assert counted(GRPC, "OK", "dragoman_health_requests_total") == 1
     assert counted(GRPC, "INVALID_ARGUMENT") == 2
     assert counted("none", "UNIMPLEMENTED") == 1
     assert counted("none", 405) == 1
@@ -169,13 +170,15 @@ def test_batches_restarts_and_process_are_counted(tmp_path: Path) -> None:
         lines = [line for line in process.log().splitlines() if "batch dispatched: model=Slow" in line]
     model = ",model=Slow"
     assert found[f"dragoman_batch_calls_sum{model},version="] == found[f"dragoman_batch_rows_sum{model},version="] == 9
-    assert found[f"dragoman_queue_seconds_count{model},version="] == 9
-    assert found[f"dragoman_queue_seconds_sum{model},version="] > 0.3  # those behind the first batch
+    assert found[f"dragoman_queue_seconds_count,call=Infer{model},version="] == 9
+    assert found[f"dragoman_queue_seconds_sum,call=Infer{model},version="] > 0.3  # those behind the first batch
+    assert found[f"dragoman_compute_seconds_sum,call=Infer{model},version="] >= 9 * 0.3  # that of its batch each
     batches = found[f"dragoman_batch_calls_count{model},version="]
     prefix = "dragoman_batches_total,model=Slow,reason="
     reasons = {k.removeprefix(prefix).split(",")[0]: v for k, v in found.items() if k.startswith(prefix)}
     assert sum(reasons.values()) == batches
-    assert {*reasons} <= {"idle_worker", "worker_free", "full"}
+    assert {name for name, count in reasons.items() if count} <= {"idle_worker", "worker_free", "full"}
+    assert {*reasons} == {"idle_worker", "worker_free", "full", "max_wait", "batch_delay"}  # from the start
     assert reasons["idle_worker"] >= 1
     assert len(lines) == batches + 1  # and that of the call that ends the worker
     assert any("reason=idle_worker calls=" in line and "request_ids=" in line for line in lines)
@@ -245,6 +248,8 @@ def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Pat
     options += ["--response-cache-bytes", "9999", "--tracing-endpoint", "http://127.0.0.1:9", "--tracing-ratio", "0"]
     options += ["--worker-port", "0", "--worker-secret-file", str(tmp_path / "secret")]
     with running_server(str(tmp_path / "models"), *options) as process:
+        for _ in range(64):  # of so many small requests the parsing of one is measured
+            assert process.request("GET", "/v2/models/Slow")[0] == 200
         assert process.infer("Slow", [1.0])[0] == 200
         with pytest.raises(requests.Timeout):  # no worker joins
             requests.get(f"http://{process.url}/v2/models/Remote", timeout=0.5)

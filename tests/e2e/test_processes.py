@@ -43,12 +43,15 @@ COPIED = ("constant", "Mirror", "Flat", "Pair", "Together", "Gate")
 
 
 def metrics(process: ServerProcess, name: str, label: str = "model") -> dict[str, float]:
-    """Return the samples of a metric by a label. No sample is there twice."""
+    """Return the sums of a metric by a label. No sample is there twice."""
     text = process.request("GET", "/metrics")[1].decode()
     keys = [line.rpartition(" ")[0] for line in text.splitlines()]
     assert len(set(keys)) == len(keys)
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == name]
-    return {s.labels.get(label, ""): s.value for s in samples}
+    sums: Counter[str] = Counter()
+    for sample in samples:
+        sums[sample.labels.get(label, "")] += sample.value
+    return dict(sums)
 
 
 def wait_for_copies(process: ServerProcess, *counts: int) -> None:

@@ -205,7 +205,7 @@ def test_spans_of_a_request_over_http(server: ServerProcess, receiver: OtlpRecei
         "url.path": "/v2/models/Inline/infer",
         "url.scheme": "http",
         "dragoman.request.id": "mine",
-        "dragoman.protocol": "Open Inference (V2)",
+        "dragoman.protocol": "oip_rest",
         "dragoman.model.name": "Inline",
     }
     assert request.resource["service.name"] == "tested"
@@ -261,7 +261,8 @@ def test_spans_of_grpc_calls(server: ServerProcess, receiver: OtlpReceiver) -> N
     assert (attributes["rpc.response.status_code"], attributes["dragoman.model.name"]) == ("OK", "Inline")
     assert attributes["dragoman.request.size"] == len(data)
     assert receiver.trace(invalid, 2)[0].attributes["rpc.response.status_code"] == "INVALID_ARGUMENT"
-    assert [span.name for span in receiver.trace(stream, 3)] == [f"{service}ModelStreamInfer", "parse", "compute"]
+    names = [span.name for span in receiver.trace(stream, 4)]
+    assert names == [f"{service}ModelStreamInfer", "parse", "queue", "compute"]
     rejected = receiver.trace(unknown, 1)[0]
     assert (rejected.name, rejected.is_error) == ("_OTHER", True)
     assert rejected.attributes["rpc.method_original"] == f"/{service}None"

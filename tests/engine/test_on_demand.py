@@ -311,7 +311,7 @@ async def test_metrics_count_loads_and_unloads(folder: Path) -> None:
         with pytest.raises(errors.NotReady):
             await infer(engine, "c")
         families = (await engine.call(Request(Measure()))).answer
-        values = {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
+        values = {(s.name, *s.labels.values()): s.value for f in families for s in f.flat}
         assert values["dragoman_models_loaded",] == 0
         assert [values["dragoman_model_loads_total", o] for o in ("ok", "failed")] == [2, 1]
         assert [values["dragoman_model_unloads_total", r] for r in ("room", "idle", "removed")] == [2, 0, 0]

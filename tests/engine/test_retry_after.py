@@ -1,12 +1,12 @@
 """When clients of a model that is not ready may ask again."""
 
 import pickle
-import time
 
 import pytest
 
 from dragoman.core.errors import NotReady
 from dragoman.core.spec import ModelSpec
+from dragoman.engine import deployment as deployments
 from dragoman.engine.deployment import Deployment
 from dragoman.protocols.wire import error_headers
 
@@ -16,7 +16,7 @@ def test_clients_of_a_model_that_loads_wait_as_long_as_it_has_been_loading(
     monkeypatch: pytest.MonkeyPatch, loading_s: float, header: str
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(deployments, "monotonic", lambda: now_s)
     deployment = Deployment(ModelSpec(name="m"), lambda: None)
     now_s += loading_s
     assert error_headers(deployment.not_ready()) == (("retry-after", header),)
@@ -24,7 +24,7 @@ def test_clients_of_a_model_that_loads_wait_as_long_as_it_has_been_loading(
 
 def test_a_model_that_failed_to_load_has_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(deployments, "monotonic", lambda: now_s)
     deployment = Deployment(ModelSpec(name="m"), lambda: None)
     deployment.state = "UNAVAILABLE"
     now_s += 60

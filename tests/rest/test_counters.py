@@ -19,8 +19,8 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encode_fields
 from rest.rest_server import Counter, Gate, Identity, RestServer, inputs, request, serving, tensor
 
-OIP = "Open Inference (V2)"
-GRPC = "inference.GRPCInferenceService"
+OIP = "oip_rest"
+SERVICE, GRPC = "inference.GRPCInferenceService", "oip_grpc"
 BODY = json.dumps(inputs(tensor())).encode()
 PATH = "/v2/models/Identity/infer"
 INFER = request("POST", PATH, BODY)
@@ -31,7 +31,7 @@ LARGE = json.dumps(inputs(tensor(shape=[200_000], datatype="FP32", data=[0.5] * 
 async def samples(server: RestServer) -> dict[str, float]:
     """Return all metrics by name and labels, without a request."""
     families = (await server.dragoman.engine.call(Request(Measure()))).answer
-    found = [s for family in families for s in family.samples]
+    found = [s for family in families for s in family.flat]
     return {s.name + "".join(f",{k}={v}" for k, v in s.labels.items()): s.value for s in found}
 
 
@@ -136,8 +136,8 @@ async def test_responses_and_bytes_of_http1() -> None:
         assert await client.exchange(BODY) == 200
         await check_bytes(client, changes)
         found = await changes.responses()
-        assert sum(found.values()) == 11
-        assert found[f"protocol={OIP},status=200"] == 8
+        assert sum(found.values()) == 10  # health checks count apart
+        assert found[f"protocol={OIP},status=200"] == 7
         assert found[f"protocol={OIP},status=400"] == 1
         assert await client.exchange(b"NONSENSE\r\n\r\n") == 400
         assert (await changes.responses())["protocol=none,status=400"] == 1
@@ -208,12 +208,12 @@ async def test_responses_and_bytes_of_http2() -> None:
 async def test_statuses_of_grpc_are_counted() -> None:
     async with serving(Identity, Gate, grpc_port=0, max_grpc_calls=1) as server, counted(server) as changes:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.dragoman.grpc_port}") as channel:
-            call = channel.unary_unary(f"/{GRPC}/ServerMetadata")
+            call = channel.unary_unary(f"/{SERVICE}/ServerMetadata")
             await call(b"")
-            for path in (f"/{GRPC}/ModelInfer", f"/{GRPC}/Other", "/other/Method"):
+            for path in (f"/{SERVICE}/ModelInfer", f"/{GRPC}/Other", "/other/Method"):
                 with pytest.raises(grpc.aio.AioRpcError):
                     await channel.unary_unary(path)(b"")
-            stream = channel.stream_stream(f"/{GRPC}/ModelStreamInfer")()
+            stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")()
             await stream.wait_for_connection()
             with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
                 async with asyncio.timeout(20):
@@ -303,7 +303,7 @@ async def test_batches_are_counted() -> None:
         found = await changes.get()
     assert (found[f"dragoman_batch_calls_sum,{labels}"], found[f"dragoman_batch_calls_count,{labels}"]) == (4, 2)
     assert (found[f"dragoman_batch_rows_sum,{labels}"], found[f"dragoman_batch_rows_count,{labels}"]) == (8, 2)
-    assert found[f"dragoman_queue_seconds_count,{labels}"] == 4
+    assert found[f"dragoman_queue_seconds_count,{labels},call=Infer"] == 4
     assert f"dragoman_queued_calls,{labels}" not in found
     reasons = {name: value for name, value in found.items() if name.startswith("dragoman_batches_total")}
     assert reasons == {

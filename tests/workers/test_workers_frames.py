@@ -149,9 +149,9 @@ async def test_a_truncated_frame_is_end_of_file(size: int) -> None:
 
 
 INVALID_FRAMES: dict[str, bytes] = {
-    "shared memory that is not shared": struct.pack("<IIQQ", FrameKind.RESPONSE, 1, 1, 32)
+    "shared memory that is not shared": struct.pack("<IIQQ4d", FrameKind.RESPONSE, 1, 1, 32, 0, 0, 0, 0)
     + struct.pack("<QQQQ", 16 | 1 << 63, 0, 0, 64),
-    "parts beyond the frame": struct.pack("<IIQQ", FrameKind.RESPONSE, 9, 1, 16) + bytes(16),
+    "parts beyond the frame": struct.pack("<IIQQ4d", FrameKind.RESPONSE, 9, 1, 16, 0, 0, 0, 0) + bytes(16),
 }
 
 

@@ -349,6 +349,40 @@ async def test_a_killed_worker_fails_only_the_call_that_it_computes(idempotent: 
         assert len(await pids(pool, 2)) == 2  # another one has taken its place
 
 
+@pytest.mark.parametrize("min_ready", [1, 0])
+async def test_queued_and_new_calls_without_any_worker(min_ready: int, tmp_path: Path) -> None:
+    """Both get the same error after `wait_s`, until there is a worker again; with `min_ready` 0 both wait for one."""
+    async with open_port() as port:
+        launch = LaunchOptions(launcher="join", min_ready=min_ready, wait_s=0.5)
+        pool = ProcessPool(spec_of("Actions", launch=launch, worker_port=port, idempotent=True), lambda: None)
+        starting, worker = asyncio.create_task(pool.start()), start_worker(port.address)
+        await starting
+        begun = tmp_path / "begun"
+        computed = asyncio.create_task(call(pool, do="hold", begun=begun, go=tmp_path / "go", then="pid"))
+        await wait_until(begun.exists)
+        queued = asyncio.create_task(call(pool, do="pid"))
+        worker.kill()
+        (tmp_path / "go").touch()
+        await wait_until(lambda: not pool.supervisor.running)
+        soon = asyncio.create_task(call(pool, do="pid"))
+        if min_ready:
+            for each in (computed, queued, soon):
+                with pytest.raises(NotReady, match=r"^model .m. is not ready: UNAVAILABLE"):
+                    await each
+            with pytest.raises(NotReady, match=r"^model .m. is not ready: UNAVAILABLE"):
+                await call(pool, do="pid")
+        else:
+            await asyncio.sleep(1)
+            assert not any(each.done() for each in (computed, queued, soon))
+        second = start_worker(port.address)
+        await wait_until(lambda: bool(pool.supervisor.running))
+        answers = [await call(pool, do="pid"), *([] if min_ready else await asyncio.gather(computed, queued, soon))]
+        assert {first_value(answer) for answer in answers} == {second.pid}
+        await pool.close()
+    worker.communicate()
+    second.communicate()
+
+
 async def outcomes_of_pids(pool: Pool, count: int) -> list[int]:
     return [first_value(response) for response in await asyncio.gather(*(call(pool, do="pid") for _ in range(count)))]
 

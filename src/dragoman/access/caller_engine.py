@@ -21,6 +21,7 @@ from dragoman.core.calls import (
     ListModels,
     Live,
     Load,
+    MayControl,
     ModelCall,
     ReadStatistics,
     Ready,
@@ -38,7 +39,7 @@ from dragoman.engine.call_handler import CallHandler
 A = TypeVar("A")
 
 _REFUSED = (Forbidden, RateLimited)
-_OPEN = (Live, Ready, DescribeServer, SaveRecord, ReadRecord, DeleteRecord)  # records are those of the key
+_OPEN = (Live, Ready, MayControl, DescribeServer, SaveRecord, ReadRecord, DeleteRecord)  # records are those of the key
 _OF_ONE_MODEL = (Authorize, KeepLoaded, Load, ScaleModel, Unload)
 # Lists of the server: how the name of a model follows from an element.
 _LISTS: dict[type[Any], Callable[[Any], str]] = {

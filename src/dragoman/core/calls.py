@@ -17,6 +17,7 @@ from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.core.text import Generation, Prompt, Sampling, Tokenized
 from dragoman.core.vectors import Config
 from dragoman.core.worker_status import WorkerStatus
+from dragoman.system.call_times import CallTimes
 
 Answer = TypeVar("Answer")
 Tensors = Mapping[str, Tensor]
@@ -246,8 +247,9 @@ class ModelStatistics:
     """Counts and durations of the inference requests of one model version since it was loaded.
 
     `last_s` is the Unix time when the last one ended, 0 if there was none. `success_s` and `fail_s` are the sums of
-    their durations, and `queue_s` the part of `success_s` spent in the queue of batches. `inferences` counts the rows
-    of batched requests, and every other request as 1. `cache_hits` were answered from the response cache.
+    their durations, `queue_s` and `compute_s` the parts of `success_s` before the model began and while it computed.
+    `inferences` counts the rows of batched requests, and every other request as 1. `cache_hits` were answered from the
+    response cache.
     """
 
     name: str
@@ -258,6 +260,7 @@ class ModelStatistics:
     failed: int
     fail_s: float
     queue_s: float
+    compute_s: float
     inferences: int
     executions: int
     batches: tuple[BatchStatistics, ...]
@@ -345,6 +348,13 @@ class States(ServerCall[tuple[IndexEntry, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
+class MayControl(ServerCall[bool]):
+    """Return whether a caller with this token may load and unload models, as far as the token decides that."""
+
+    token: str = field(repr=False, default="")
+
+
+@dataclass(frozen=True, slots=True)
 class Index(ServerCall[tuple[IndexEntry, ...]]):
     """Return every model version of the repository, or only those that are ready."""
 
@@ -419,6 +429,7 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True):
     headers; a call with metadata is never batched with others. `models` are the only models that the caller may use.
     `caller` owns what the request leaves behind.
     `is_trial`: the server sends the call itself, to find an example that the model answers; errors are expected.
+    `times` is where the engine and the worker record when they work on the call: a request is for one call.
     """
 
     call: Call[Answer]
@@ -430,6 +441,7 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True):
     models: frozenset[str] | None = None
     caller: Caller = ANYONE
     is_trial: bool = False
+    times: CallTimes = msgspec.field(default_factory=CallTimes)
 
 
 class Response(msgspec.Struct, Generic[Answer], frozen=True):

@@ -1,30 +1,66 @@
 """Metrics in the terms of Prometheus: families, samples and histograms."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Literal
 
+import msgspec
+from msgspec import structs
+
 Kind = Literal["counter", "gauge", "histogram", "summary", "untyped"]
+Labels = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One value. `name` is that of its family, with the suffix `_bucket`, `_sum` or `_count` if the kind has them."""
 
     name: str
-    labels: Mapping[str, str]
+    labels: Labels
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A metric and its samples, one per combination of labels."""
+class Distribution(msgspec.Struct, frozen=True):
+    """The values that a histogram has counted, in one value: an exported one has some twenty samples.
+
+    counts: values in each bucket and beyond the last of the `bounds`, not cumulated.
+    """
+
+    name: str
+    labels: Labels
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    sum: float
+
+    def plus(self, other: "Distribution") -> "Distribution":
+        """Return the values of both, which have the same bounds."""
+        counts = tuple(mine + its for mine, its in zip(self.counts, other.counts, strict=True))
+        return structs.replace(self, counts=counts, sum=self.sum + other.sum)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the buckets, the sum and the count."""
+        count = 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), accumulate(self.counts), strict=True):
+            yield Sample(f"{self.name}_bucket", {**self.labels, "le": bound}, count)
+        yield Sample(f"{self.name}_sum", self.labels, self.sum)
+        yield Sample(f"{self.name}_count", self.labels, count)
+
+
+class Family(msgspec.Struct, frozen=True):
+    """A metric and its samples, one per combination of labels. `distributions` are further samples of a histogram."""
 
     name: str
     kind: Kind
     help: str
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...] = ()
+    distributions: tuple[Distribution, ...] = ()
+
+    @property
+    def flat(self) -> Iterator[Sample]:
+        """All samples, one by one."""
+        yield from self.samples
+        for distribution in self.distributions:
+            yield from distribution.samples()
 
 
 # Upper bounds of the buckets of durations, in seconds, and of tokens.
@@ -32,55 +68,92 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 TOKENS = tuple(float(1 << power) for power in range(18))
 
 
+def with_labels(families: Iterable[Family], labels: Labels) -> Iterator[Family]:
+    """Yield the families; their samples have these labels too."""
+    for family in families:
+        samples = tuple(structs.replace(s, labels={**labels, **s.labels, **labels}) for s in family.samples)
+        own = tuple(structs.replace(d, labels={**labels, **d.labels, **labels}) for d in family.distributions)
+        yield Family(family.name, family.kind, family.help, samples, own)
+
+
+_Key = tuple[str, frozenset[tuple[str, str]]]  # name and labels
+
+
+class FamilyCollector:
+    """Merges families of many sources: one of each name, and samples of equal names and labels are added."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Family] = {}
+        self._samples: dict[str, dict[_Key, Sample]] = {}
+        self._distributions: dict[str, dict[_Key, Distribution]] = {}
+
+    def add(self, families: Iterable[Family]) -> None:
+        """Add families."""
+        for family in families:
+            name = family.name
+            if name not in self._families:
+                self._families[name], self._samples[name], self._distributions[name] = family, {}, {}
+            samples, distributions = self._samples[name], self._distributions[name]
+            for sample in family.samples:
+                key = sample.name, frozenset(sample.labels.items())
+                known = samples.get(key)
+                samples[key] = sample if known is None else structs.replace(known, value=known.value + sample.value)
+            for each in family.distributions:
+                key = each.name, frozenset(each.labels.items())
+                distributions[key] = each if key not in distributions else distributions[key].plus(each)
+
+    def families(self) -> tuple[Family, ...]:
+        """Return the families that have samples, in the order in which they came."""
+        merged = (
+            structs.replace(
+                family, samples=(*self._samples[name].values(),), distributions=(*self._distributions[name].values(),)
+            )
+            for name, family in self._families.items()
+        )
+        return tuple(family for family in merged if family.samples or family.distributions)
+
+
 def sum_families(groups: Iterable[Iterable[Family]]) -> tuple[Family, ...]:
     """Return the families of all groups; samples of equal names and labels are added."""
-    families: dict[str, Family] = {}
-    sums: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], Sample]] = {}
-    for family in (family for group in groups for family in group):
-        families.setdefault(family.name, family)
-        samples = sums.setdefault(family.name, {})
-        for sample in family.samples:
-            key = sample.name, tuple(sorted(sample.labels.items()))
-            known = samples.get(key)
-            samples[key] = sample if known is None else replace(known, value=known.value + sample.value)
-    return tuple(replace(family, samples=(*sums[name].values(),)) for name, family in families.items())
+    collector = FamilyCollector()
+    for group in groups:
+        collector.add(group)
+    return collector.families()
 
 
 class Histogram:
-    """Counts of values in buckets, and their sum. One thread may observe while others read."""
+    """Counts of values in buckets, and their sum. One thread may observe while others read.
 
-    __slots__ = ("_bounds", "_buckets", "_sum")
+    buckets: counts of values up to each bound and above the one before, and at last of those beyond all.
+    sum: of the values.
+    """
+
+    __slots__ = ("_bounds", "buckets", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = [*map(float, bounds)]
-        self._buckets = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self._bounds = tuple(map(float, bounds))
+        self.buckets = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
     def observe(self, value: float, weight: int = 1) -> None:
         """Count a value `weight` times."""
-        self._buckets[bisect_left(self._bounds, value)] += weight
-        self._sum += value * weight
+        self.buckets[bisect_left(self._bounds, value)] += weight
+        self.sum += value * weight
 
     def add(self, other: "Histogram") -> None:
         """Add the values of a histogram with the same buckets."""
-        self._buckets = [mine + its for mine, its in zip(self._buckets, other._buckets, strict=True)]
-        self._sum += other._sum
+        self.buckets = [mine + its for mine, its in zip(self.buckets, other.buckets, strict=True)]
+        self.sum += other.sum
 
     @property
     def count(self) -> int:
         """Number of values."""
-        return sum(self._buckets)
+        return sum(self.buckets)
 
-    @property
-    def sum(self) -> float:
-        """Sum of the values."""
-        return self._sum
+    def distribution(self, name: str, labels: Labels) -> Distribution:
+        """Return the values so far, as those of a family with this name."""
+        return Distribution(name, labels, self._bounds, tuple(self.buckets), self.sum)
 
-    def samples(self, name: str, labels: Mapping[str, str]) -> Iterable[Sample]:
-        """Return the samples of a family with this name."""
-        count = 0
-        for bound, in_bucket in zip((*map(str, self._bounds), "+Inf"), self._buckets, strict=True):
-            count += in_bucket
-            yield Sample(f"{name}_bucket", {**labels, "le": bound}, count)
-        yield Sample(f"{name}_sum", labels, self._sum)
-        yield Sample(f"{name}_count", labels, count)
+    def samples(self, name: str, labels: Labels) -> Iterator[Sample]:
+        """Return the same as single samples, as models report them."""
+        return self.distribution(name, labels).samples()

@@ -92,6 +92,7 @@ class LaunchOptions:
     files: `shared` if workers find the model's files under the same paths, `send` if the server sends them.
     replicas, min_replicas: the most and the fewest workers; equal unless their number follows the load (elastic).
     min_ready: number of workers with which the model is ready; 0 if calls may wait for the first one.
+    wait_s: how long calls wait when the last worker is lost; then they fail, as new ones do, until there is one again.
     devices: GPUs of this machine, one for each worker of launcher `local`.
     """
 
@@ -119,6 +120,14 @@ class LaunchOptions:
     min_ready: Annotated[
         int, Option("number of workers that must have joined before the model is ready", minimum=0)
     ] = 1
+    wait_s: Annotated[
+        float,
+        Option(
+            "seconds that calls wait once no worker is left; then they get 503, as new calls do, until one has joined; "
+            "with min_ready 0 they wait until their deadline",
+            minimum=0,
+        ),
+    ] = 60.0
     idle_s: Annotated[
         float, Option("seconds without a call after which a worker above the minimum number is stopped")
     ] = 300.0

@@ -18,7 +18,7 @@ from dragoman.core.tensor import Parameters, Tensor
 from dragoman.core.vector_binding import config_key
 from dragoman.engine.batch_counters import BatchCounters, Reason
 from dragoman.engine.batch_delay import BatchDelay
-from dragoman.system.call_times import CallTimes, get_times, set_observed
+from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import complete
 from dragoman.system.request_context import Context, get_context, request_id, set_context
 from dragoman.workers.pool import Pool
@@ -95,7 +95,6 @@ class Member:
     answer: asyncio.Future[Inference]
     arrived_s: float
     context: Context
-    times: CallTimes | None
     batch: "_Batch | None" = None
 
     def succeed(self, answer: Inference) -> None:
@@ -197,9 +196,7 @@ class Batcher:
             return await self._call_at_once(request, count)
         assert isinstance(request.call, Infer)
         loop = asyncio.get_running_loop()
-        member = Member(
-            request, request.call, count, loop.create_future(), time.monotonic(), get_context(), get_times()
-        )
+        member = Member(request, request.call, count, loop.create_future(), time.monotonic(), get_context())
         key = self._group_key(request)
         self._waiting.setdefault(key, deque()).append(member)
         self._dispatch_soon()  # at the end of this turn, so that calls that arrived together are merged
@@ -219,7 +216,7 @@ class Batcher:
         a task.
         """
         start_s = time.monotonic()
-        self._count((0.0,), count, (get_times(),), start_s, get_context())
+        self._count((0.0,), count, (request.times,), get_context())
         self._at_once += 1
         try:
             answer: Inference = await complete(self._pool.call(request))
@@ -228,7 +225,7 @@ class Batcher:
             if self._waiting:
                 self._record_batch(1, start_s)
                 self._dispatch_soon()
-        self.counters.count_execution(count, (0.0,), time.monotonic() - start_s)
+        self.counters.count_execution(count, 1, request.times.compute_s)
         return answer
 
     def _record_batch(self, size: int, start_s: float) -> None:
@@ -237,6 +234,7 @@ class Batcher:
 
     def _cancel(self, key: Key, member: Member) -> None:
         if member.batch is not None:
+            member.request.times.started_s = member.batch.dispatched_s
             member.batch.cancel_one()
         else:
             self._forget(key, member)
@@ -293,11 +291,11 @@ class Batcher:
                 self._waiting[key] = queue
             if members:
                 waited_s = [now_s - member.arrived_s for member in members]
-                times = [member.times for member in members]
+                times = [member.request.times for member in members]
                 contexts = [member.context for member in members]
                 if log.isEnabledFor(logging.DEBUG):
                     set_context(contexts)  # the log line is about these calls, not about the one that has just ended
-                self._count(waited_s, sum(member.rows for member in members), times, now_s, contexts)
+                self._count(waited_s, sum(member.rows for member in members), times, contexts)
                 batch = _Batch(members, now_s)
                 task = asyncio.get_running_loop().create_task(self._run(batch))
                 self._running[task] = batch
@@ -309,8 +307,7 @@ class Batcher:
         self,
         waits_s: Sequence[float],
         total: int,
-        observed: Sequence[CallTimes | None],
-        now_s: float,
+        calls: Sequence[CallTimes],
         context: Context | list[Context],
     ) -> None:
         """Count a batch and why it is dispatched now, and explain that in the log at the level `debug`."""
@@ -324,10 +321,9 @@ class Batcher:
         elif self._was_busy:
             reason = "worker_free"
         self._was_delayed = False
-        self.counters.count(waits_s, total, reason)
-        for times, wait_s in zip(observed, waits_s, strict=True):
-            if times is not None:
-                times.queue_s, times.batch, times.dispatched_s = wait_s, (reason, len(waits_s), total), now_s
+        self.counters.count(len(waits_s), total, reason)
+        for times in calls:
+            times.batch = reason, len(waits_s), total
         if log.isEnabledFor(logging.DEBUG):
             log.debug(
                 "batch dispatched: model=%s reason=%s calls=%d rows=%d max_rows=%d oldest_waited_ms=%.3f running=%d "
@@ -371,19 +367,18 @@ class Batcher:
 
     async def _run_merged(self, batch: _Batch) -> bool:
         """Run the batch as one call; return False if that failed. Then each call runs alone: one cannot fail others."""
-        members, start_s = batch.members, time.monotonic()
-        observed = [member.times for member in members if member.times is not None]
-        times = CallTimes()
-        set_observed(times if observed else None)
+        members, times = batch.members, CallTimes()
         try:
             merged = merge([m.call for m in members])
-            answer = await self._compute(batch, structs.replace(members[0].request, call=merged, deadline_s=None))
+            request = structs.replace(members[0].request, call=merged, deadline_s=None, times=times)
+            answer = await self._compute(batch, request)
             responses = split_rows(answer, [m.rows for m in members])
         except DragomanError:
             return False
-        self._count_execution(batch, start_s)
-        for each in observed:
-            each.copy_compute(times)
+        finally:
+            for member in members:
+                member.request.times.share(times)
+        self._count_execution(batch, times)
         for member, part in zip(members, responses, strict=True):
             member.succeed(part)
         return True
@@ -391,20 +386,18 @@ class Batcher:
     async def _run_alone(self, batch: _Batch) -> None:
         (member,) = batch.members
         set_context(member.context)
-        start_s = time.monotonic()
-        set_observed(member.times)
         try:
             answer = await self._compute(batch, member.request)
         except DragomanError as error:
             member.fail(error)
         else:
-            self._count_execution(batch, start_s)
+            self._count_execution(batch, member.request.times)
             member.succeed(answer)
 
-    def _count_execution(self, batch: _Batch, start_s: float) -> None:
+    def _count_execution(self, batch: _Batch, times: CallTimes) -> None:
         """Count a successful execution, before its calls are answered: those that are already were cancelled."""
-        waits_s = [batch.dispatched_s - m.arrived_s for m in batch.members if not m.answer.done()]
-        self.counters.count_execution(sum(m.rows for m in batch.members), waits_s, time.monotonic() - start_s)
+        answered = sum(not member.answer.done() for member in batch.members)
+        self.counters.count_execution(sum(m.rows for m in batch.members), answered, times.compute_s)
 
     async def _compute(self, batch: _Batch, request: Request[Inference]) -> Inference:
         """Return the response of the pool. The computation is cancelled when all calls of the batch are."""

@@ -51,7 +51,10 @@ class ConfiguredSignature:
 def bound_request(request: Request[A], bound: Any, deadline_s: float | None) -> Request[A]:
     """Return the request with its deadline, and its bound call unless that is None."""
     call = request.call if bound is None else bound
-    return Request(call, request.model, request.version, request.id, deadline_s, request.metadata, None, request.caller)
+    metadata, caller, is_trial, times = request.metadata, request.caller, request.is_trial, request.times
+    return Request(
+        call, request.model, request.version, request.id, deadline_s, metadata, None, caller, is_trial, times
+    )
 
 
 class Binder:

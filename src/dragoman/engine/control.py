@@ -12,8 +12,10 @@ from dragoman.core.audit import log_change
 from dragoman.core.callers import ANYONE
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
+from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import ModelSpec, SiblingModels
 from dragoman.engine.deployment import Deployment
+from dragoman.engine.load_counters import LoadCounters
 from dragoman.engine.model_changes import ModelChanges
 from dragoman.engine.on_demand import LoadedModels, is_pinned
 from dragoman.engine.placements import PreferredPlacements
@@ -64,6 +66,8 @@ class ModelControl:
         self._sources = sources
         self._loads_new_models = loads_new_models
         self._loaded_models = loaded_models
+        self.load_counters = LoadCounters() if loaded_models is None else loaded_models.load_counters
+        self._failed_updates: set[str] = set()  # models that are not served as they are on disk, or were sent
         self.on_disk: dict[str, ModelOnDisk] = {}  # as the models of the repository were read last
         self._unserved: dict[str, dict[str, IndexEntry]] = {}  # by name and version; ignored for those in the registry
         self._changes = ModelChanges()
@@ -140,7 +144,7 @@ class ModelControl:
             if version_weights is not None:
                 routing = routing.override(version_weights)
                 routing.check_versions(name, {*self._registry.versions(name), version})
-            versions = self._select_versions(name, source.specs(), version)
+            versions = self._select_versions(name, self._read_specs(name, source), version)
             replacing = self._replace(name, versions, routing, keep_others=bool(version))
             await self._changes.run(name, replacing, versions)
 
@@ -171,6 +175,7 @@ class ModelControl:
         if is_loading and not self._registry.versions(name):  # it was the first load of this model
             return
         old = self._registry.remove(name, version)
+        self._failed_updates.discard(name)
         self._record_unserved(name, [d.spec.version for d in old if not d.spec.url], "unloaded")
         self._retire(old)
         self._on_change()
@@ -193,6 +198,7 @@ class ModelControl:
         if state is None and not any(d.spec.url for d in current.values()):
             log.info("model '%s': removed from disk", name)
             log_change("unload", ANYONE, {"model": name, "cause": "files"})
+            self._failed_updates.discard(name)
             self._unserved.pop(name, None)
             self._retire(self._registry.remove(name) if current else [])
             self._on_change()
@@ -202,6 +208,7 @@ class ModelControl:
         if any(d.spec.url for d in current.values()):
             log.warning("model '%s': not loaded from disk: a client has loaded another one with that name", name)
         elif state.error:
+            self.load_counters.failed += 1
             self._record_failure(name, [spec.version for spec in before.specs] if before else [""], state.error, ())
             log.error("model '%s': %s", name, state.error)
         elif not (current or self._loads_new_models):
@@ -216,6 +223,7 @@ class ModelControl:
             log.info("model '%s': changed on disk", name)
             if all(d.loads_on_demand for d in new.values()) and not any(d.state == "READY" for d in current.values()):
                 self._unserved.pop(name, None)
+                self._failed_updates.discard(name)
                 self._retire(self._registry.put(name, {**kept, **new}, routing))  # the next call loads it
                 log_change("unload", ANYONE, {"model": name, "cause": "files"})
                 self._on_change()
@@ -251,6 +259,14 @@ class ModelControl:
         entries = map(index_entry, self._registry.all())
         return tuple(entries if has_reasons else map(without_reasons, entries))
 
+    def families(self) -> Iterable[Family]:
+        """Return the metrics of loads, and of models whose last change has failed while they may serve as before."""
+        yield from self.load_counters.families()
+        name = "dragoman_model_update_failed"
+        names = sorted({*self._registry.names(), *self._failed_updates})
+        samples = tuple(Sample(name, {"model": each}, float(each in self._failed_updates)) for each in names)
+        yield Family(name, "gauge", "1 if the last load or update of a model has failed.", samples)
+
     async def drain(self) -> None:
         """Wait until every model has answered its calls in flight."""
         await asyncio.gather(*(d.drain() for d in self._registry.all()), *self._retiring)
@@ -273,6 +289,15 @@ class ModelControl:
             text = f"{error_texts.not_in_repository(name)}: it is not in the repository"
             raise errors.ModelNotFound(self._registry.unknown(name) or text)
         return source
+
+    def _read_specs(self, name: str, source: Source) -> Sequence[ModelSpec]:
+        """Return the versions of a model on disk. Raises what reading them raises, which counts as a failed load."""
+        try:
+            return source.specs()
+        except DragomanError as error:
+            self.load_counters.failed += 1
+            self._record_failure(name, (), error.message, ())
+            raise
 
     def _initial_sources(self) -> Mapping[str, Source]:
         sources, self._sources = self._sources, None
@@ -365,14 +390,17 @@ class ModelControl:
             raise
         if not keep_others:  # every version on disk is loaded now, or not to be served
             self._unserved.pop(name, None)
+        self._failed_updates.discard(name)
         for deployment in kept.values():
             deployment.update_error = ""
         if not is_first:
             self._retire(self._registry.put(name, {**kept, **versions}, routing, keep_others=keep_others))
         self._on_change()
 
-    def _record_failure(self, name: str, versions: Iterable[str], reason: str, unchanged: Collection[str]) -> None:
-        """Show in the index why versions are not served, or not as they are on disk."""
+    def _record_failure(self, name: str, versions: Collection[str], reason: str, unchanged: Collection[str]) -> None:
+        """Show in the index and in the metrics that versions are not served, or not as they are on disk."""
+        if versions or self._registry.versions(name):  # else it is no model of the server: a client has named it
+            self._failed_updates.add(name)
         self._record_unserved(name, versions, reason)
         for deployment in self._registry.by_version(name).values():
             if deployment.spec.version not in unchanged:
@@ -383,7 +411,7 @@ class ModelControl:
 
         def start(deployment: Deployment) -> Coroutine[Any, Any, None]:
             if self._loaded_models is None:
-                return deployment.start()
+                return self.load_counters.start(deployment)
             return self._loaded_models.load(deployment, needs_room=needs_room)
 
         try:

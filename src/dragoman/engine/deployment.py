@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import math
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from types import CoroutineType
 from typing import Any, TypeVar, cast
 
@@ -19,6 +19,7 @@ from dragoman.core.calls import (
     Call,
     ClassLabels,
     Generate,
+    Infer,
     Inference,
     Request,
     Response,
@@ -26,6 +27,7 @@ from dragoman.core.calls import (
     Tensors,
 )
 from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
+from dragoman.core.metrics import Family, Sample, with_labels
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
 from dragoman.core.vector_binding import missing_reason
@@ -37,11 +39,12 @@ from dragoman.engine.deadlines import WAITING, chunks_with_deadline, deadline_er
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.output_hints import OutputHints, share_rows
 from dragoman.engine.placements import PreferredPlacements
-from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
+from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache, cache_families
 from dragoman.engine.scheduled_batching import ScheduledBatcher
 from dragoman.engine.sequence_pool import SequencePool, start_pool
 from dragoman.engine.trial import NOT_TRIED, Trial, outputs_of, try_model
 from dragoman.engine.warmup import LoadedReplicas, check_protocols, read_labels, warm_up
+from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import begin, complete, ensure_task
 from dragoman.system.load_steps import LoadStep, observe_steps
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
@@ -77,17 +80,19 @@ class Deployment:
         placements: PreferredPlacements | None = None,
     ) -> None:
         self.spec = spec
+        self._served_by = spec.name, spec.version
         self._most = spec.max_queue or math.inf
         self._loaded: Loaded | None = None
         self.state = "LOADING" if load is None else "UNLOADED"
         self.reason = ""
         self.update_error = ""  # why newer files of the model are not served
         self.step = LoadStep("waiting")  # of loading
-        self._loading_since_s = time.monotonic()
+        self._loading_since_s = monotonic()
         self.retries = False  # whether it could not be loaded yet, and is loaded again later
         self.placement: Placement = ""
         self.labels: Mapping[str, ClassLabels] = {}
         self.counters = CallCounters()
+        self.counters.expect((Infer,))  # a model that is not loaded may answer any, most likely these
         self._load_for_call = load
         self._placements = placements or PreferredPlacements()
         self._on_change = on_change
@@ -111,7 +116,7 @@ class Deployment:
 
     async def start(self) -> None:
         """Load the model. Raises ModelFailed, or NotReady if it may load later; it is UNAVAILABLE then."""
-        self.retries, self.state, self._loading_since_s = False, "LOADING", time.monotonic()
+        self.retries, self.state, self._loading_since_s = False, "LOADING", monotonic()
         try:
             if self.spec.protocols:
                 await asyncio.to_thread(check_protocols, self.spec)
@@ -134,6 +139,7 @@ class Deployment:
         if trial.outputs is not None:
             loaded = self._correct(trial.outputs, trial.inputs)
         self._observes = self._hints is not None or bool(self.trial_error)
+        self.counters.expect(loaded.calls)
         self._batcher = self._make_batcher(pool, loaded)
         self._merger = pool if isinstance(pool, SequencePool) else self._batcher
         self._compute = pool.call if self._batcher is None else self._compute_in_batches
@@ -333,6 +339,29 @@ class Deployment:
     def batch_counters(self) -> BatchCounters | None:
         return None if self._merger is None else self._merger.counters
 
+    def families(self) -> Iterable[Family]:
+        """Return the metrics of the model version: of its calls, batches, cache and workers, and its own."""
+        labels = {"model": self.spec.name, "version": self.spec.version}
+        yield from self.counters.families(labels)
+        ready = Sample("dragoman_model_ready", labels, float(self.ready))
+        yield Family(ready.name, "gauge", "1 if a model version can answer.", (ready,))
+        if self.batch_counters is not None:
+            yield from self.batch_counters.families(labels)
+        if self.response_cache is not None and self._loaded is not None:
+            yield from cache_families(self.response_cache, labels, self._loaded.calls)
+        yield from self.gauges()
+
+    def gauges(self) -> Iterable[Family]:
+        """Return the metrics of this moment, of the calls and queues of this process, and those of the model itself."""
+        labels = {"model": self.spec.name, "version": self.spec.version}
+        in_flight = Sample("dragoman_calls_in_flight", labels, self.in_flight)
+        yield Family(in_flight.name, "gauge", "Calls that are queued or running.", (in_flight,))
+        if self.batch_counters is not None:
+            queued = Sample("dragoman_queued_calls", labels, self.batch_counters.queued())
+            yield Family(queued.name, "gauge", "Calls that wait for a batch.", (queued,))
+        for pool in self.pools:
+            yield from with_labels(pool.measurements(), labels)
+
     @property
     def max_batch_size(self) -> int:
         """The largest batch in rows, 0 if calls are not merged."""
@@ -367,19 +396,25 @@ class Deployment:
         """
         if self.state != "LOADING":
             return _RETRY_S
-        return min(max(time.monotonic() - self._loading_since_s, _RETRY_S), _MAX_RETRY_S)
+        return min(max(monotonic() - self._loading_since_s, _RETRY_S), _MAX_RETRY_S)
 
     def _overloaded_error(self) -> Overloaded:
         return Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def begin(self, request: Request[A], *, nested: bool = False) -> Response[A] | Coroutine[Any, Any, Response[A]]:
+    def begin(
+        self, request: Request[A], *, nested: bool = False, arrived_s: float = 0.0
+    ) -> Response[A] | Coroutine[Any, Any, Response[A]]:
         """Start a call: return its response, checked against the signature, or a coroutine if something has to wait.
 
-        A `nested` call, made by another model during a call of its own, is accepted while the server drains too.
+        A `nested` call, made by another model during a call of its own, is accepted while the server drains too. One
+        that has loaded the model arrived at `arrived_s`.
         """
-        start_s = time.monotonic()
+        start_s, times = arrived_s or monotonic(), request.times
+        if times.arrived_s:  # the same request was sent before
+            times = CallTimes()
+            request = structs.replace(request, times=times)
         try:
             deadline_s = request.deadline_s
             if type(request.call) not in self._accepted or deadline_s is not None or self.in_flight >= self._most:
@@ -387,17 +422,22 @@ class Deployment:
             bound = self._binder.bind(request.call)
             if bound is not request.call or deadline_s is not request.deadline_s:
                 request = bound_request(request, bound, deadline_s)
+            times.served_by = self._served_by
             answer: Any = self._compute(request) if bound is not None else self._compute_with_config(request)
         except _NotLoaded:
             return begin(self._begin_when_loaded(request, start_s))
         except BaseException as error:
-            self.counters.count(request.call, start_s, error)
+            times.arrived_s = times.started_s
+            self.counters.count(request, start_s, error)
             raise
         if type(answer) is CoroutineType:
+            times.arrived_s = start_s
             return begin(self._complete(answer, request, start_s))
+        # What is computed at once was in no queue; its checks were part of parsing.
+        times.arrived_s = times.started_s or start_s
         if type(answer) is Generation:
             return self._response(answer, request, start_s)  # type: ignore[arg-type]
-        self.counters.count(request.call, start_s)
+        self.counters.count(request, start_s)
         if self._observes:
             self._observe(answer)
         return Response(answer, self.spec.name, self.spec.version)
@@ -407,9 +447,10 @@ class Deployment:
         try:
             request = await self.wait_until_loaded(request, start_s)
         except BaseException as error:
-            self.counters.count(request.call, start_s, error)
+            self.counters.count(request, start_s, error)
             raise
-        return await complete(self.begin(request, nested=True))  # also if the model is replaced just now
+        # Also if the model is replaced just now.
+        return await complete(self.begin(request, nested=True, arrived_s=start_s))
 
     async def wait_until_loaded(self, request: Request[A], now_s: float) -> Request[A]:
         """Load the model; return the request with its deadline. Raises NotReady, Overloaded, DeadlineExceeded."""
@@ -436,7 +477,7 @@ class Deployment:
             deadline_s = request.deadline_s
             answer = await (computing if deadline_s is None else with_deadline(deadline_s, computing, self._pool))
         except BaseException as error:
-            self.counters.count(request.call, start_s, error)
+            self.counters.count(request, start_s, error)
             raise
         finally:
             self._leave()
@@ -444,7 +485,7 @@ class Deployment:
 
     def _response(self, answer: A, request: Request[A], start_s: float) -> Response[A]:
         usage = GenerationUsage.of(cast("Generation", answer)) if type(answer) is Generation else None
-        self.counters.count(request.call, start_s, None, usage)
+        self.counters.count(request, start_s, None, usage)
         if self._observes:
             self._observe(answer)
         return Response(answer, self.spec.name, self.spec.version)
@@ -460,14 +501,18 @@ class Deployment:
 
     async def stream(self, request: Request[A], *, nested: bool = False) -> AsyncGenerator[Response[A], None]:
         """Yield the responses to a call as they come. Closing the generator cancels the call. nested: see `begin`."""
-        start_s, error = time.monotonic(), None
+        start_s, error = monotonic(), None
         usage = GenerationUsage() if type(request.call) is Generate else None
+        if request.times.arrived_s:  # as in `begin`
+            request = structs.replace(request, times=CallTimes())
+        times = request.times
         try:
             if self.loads_on_demand and self.state != "READY":
                 request = await self.wait_until_loaded(request, start_s)
             deadline_s = self._admit(request, start_s, nested=nested or self.loads_on_demand)
             bound = self._binder.bind(request.call)
             request = bound_request(request, bound, deadline_s)
+            times.served_by, times.arrived_s = self._served_by, start_s
             self.in_flight += 1
             try:
                 if bound is None:
@@ -478,6 +523,7 @@ class Deployment:
                             usage.add(chunk)
                         if self._observes:
                             self._observe(chunk)
+                        times.first_chunk_s = times.first_chunk_s or monotonic()
                         yield Response(chunk, self.spec.name, self.spec.version)
             finally:
                 self._leave()
@@ -485,7 +531,7 @@ class Deployment:
             error = raised
             raise
         finally:
-            self.counters.count(request.call, start_s, error, usage)
+            self.counters.count(request, start_s, error, usage)
 
     def _admit(self, request: Request[Any], now_s: float, *, nested: bool = False) -> float | None:
         """Return the deadline of a request. Raises NotReady, Overloaded, NotSupported, DeadlineExceeded."""

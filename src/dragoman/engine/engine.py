@@ -31,6 +31,7 @@ from dragoman.core.calls import (
     ListModels,
     Live,
     Load,
+    MayControl,
     Measure,
     ModelCall,
     ModelDescription,
@@ -45,7 +46,7 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import Forbidden, ModelNameMissing, ModelNotFound, NotReady, Unauthorized
-from dragoman.core.metrics import Family, sum_families
+from dragoman.core.metrics import Family, FamilyCollector
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
 from dragoman.core.signature import Signature
@@ -53,7 +54,6 @@ from dragoman.core.spec import SiblingModels, check_load_name, check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
 from dragoman.engine import counters
-from dragoman.engine.batch_counters import batch_families
 from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.folder_watch import FolderSync, FolderWatch
@@ -61,12 +61,12 @@ from dragoman.engine.on_demand import LoadedModels, LoadLimits, answer_about_loa
 from dragoman.engine.record_store import RecordStore
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
-from dragoman.engine.response_cache import cache_families
 from dragoman.engine.search import SkippedFile
 from dragoman.engine.server_identity import ServerIdentity as ServerIdentity
 from dragoman.engine.siblings import SiblingRegistry
 from dragoman.engine.statistics import read_statistics
 from dragoman.engine.version_routing import share_family
+from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import begin, complete, ensure_task
 
 A = TypeVar("A")
@@ -81,6 +81,8 @@ _ENGINE_CHANGES: Mapping[type[Call[Any]], tuple[str, Mapping[str, str]]] = {
     ResetPrefixCache: ("reset prefix cache", {}),
 }
 log = logging.getLogger("dragoman.engine")
+# How long the event loop collects metrics before other work gets a turn.
+_MEASURE_TURN_S = 0.0005
 
 
 class Engine:
@@ -321,13 +323,15 @@ class Engine:
                 self._authorize(call.token)
                 answer = await self._control_call(request)
             case ConcurrentCalls(requests):
-                answer = await self._call_all(requests)
+                answer = await self._call_all(requests, request.times)
             case Describe():
                 answer = await self._describe(request, request.call)
             case DescribeModels(after_start):
                 while after_start and not self._start_is_over:
                     await self.wait_for_change()
                 answer = self._descriptions()
+            case Measure():
+                answer = await self._measurements()
             case _:
                 answer = self._state(request)
         return Response(answer, request.model, request.version)
@@ -343,12 +347,14 @@ class Engine:
                 return tuple(self.registry.names())
             case DescribeServer():
                 return self._identity.description
-            case InFlight() | Measure() as call:
-                return self._measurements(call)
+            case InFlight(able):
+                return sum(d.in_flight for d in self.registry.all() if any(map(d.answers, able)))
             case KeepLoaded() | ListLoaded() as call:
                 return answer_about_loaded(call, request.model, self.registry, self._loaded_models)
             case SaveRecord() | ReadRecord() | DeleteRecord() as call:
                 return self._records.answer(call)
+            case MayControl(token):
+                return self._identity.control_open or self._is_control_token(token)
             case States(token):
                 return self._control.states(has_reasons=self._shows_reasons(token))
             case ReadStatistics():
@@ -394,7 +400,7 @@ class Engine:
         with self._audited(action, request, **{name: getattr(call, field) for name, field in names.items()}):
             return await complete(self._find(request).begin(request))
 
-    async def _call_all(self, requests: Sequence[Request[Any]]) -> tuple[Response[Any], ...]:
+    async def _call_all(self, requests: Sequence[Request[Any]], times: CallTimes) -> tuple[Response[Any], ...]:
         await ensure_task()
         tasks = [asyncio.ensure_future(self.call(request)) for request in self.registry.name_versions(requests)]
         try:
@@ -403,6 +409,7 @@ class Engine:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            times.cover(request.times for request in requests)
 
     def _ready(self, request: Request[Any], *, may_be_unknown: bool) -> bool:
         if not request.model:
@@ -459,25 +466,24 @@ class Engine:
     def _descriptions(self) -> tuple[ModelDescription, ...]:
         return tuple(self.description(d) for d in self.registry.default_versions() if d.is_loaded or d.loads_on_demand)
 
-    def _measurements(self, call: InFlight | Measure) -> int | tuple[Family, ...]:
-        if isinstance(call, InFlight):
-            return sum(d.in_flight for d in self.registry.all() if any(map(d.answers, call.able)))
-        labelled = [(d, {"model": d.spec.name, "version": d.spec.version}) for d in self.registry.all()]
-        counted = [(labels, d.counters, d.in_flight, d.ready) for d, labels in labelled]
-        own = [(labels, pool.measurements()) for d, labels in labelled for pool in d.pools]
-        batches = [(labels, d.batch_counters) for d, labels in labelled]
-        families = (
-            *counters.families(counted),
-            *batch_families(batches),
-            *counters.model_families(own),
-            *counters.prometheus_families(),
-            *cache_families([(labels, d.response_cache) for d, labels in labelled]),
-            *(self._loaded_models.families() if self._loaded_models is not None else ()),
-            *share_family(self.registry.weighted_versions()),
-            *counters.server_families(self._identity.version),
-            *(family for source in self.metric_sources for family in source()),
-        )
-        return sum_families((families,))
+    async def _measurements(self) -> tuple[Family, ...]:
+        """Return all metrics. Other work of the event loop gets its turn between the models, which may be thousands."""
+        await asyncio.sleep(0)  # metrics are formatted in a thread, as are all responses that are not there at once
+        collector, began_s = FamilyCollector(), time.monotonic()
+        for deployment in self.registry.all():
+            collector.add(deployment.families())
+            if time.monotonic() - began_s > _MEASURE_TURN_S:
+                await asyncio.sleep(0)
+                began_s = time.monotonic()
+        collector.add(counters.prometheus_families())
+        collector.add(self._control.families())
+        if self._loaded_models is not None:
+            collector.add(self._loaded_models.families())
+        collector.add(share_family(self.registry.weighted_versions()))
+        collector.add(counters.server_families(self._identity.version))
+        for source in self.metric_sources:
+            collector.add(source())
+        return collector.families()
 
     def _authorize(self, token: str) -> None:
         if not self._identity.control_token and not self._identity.control_open:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from dragoman.core.metrics import SECONDS, TOKENS, Family, Histogram, Sample
+from dragoman.core.metrics import SECONDS, TOKENS, Family, Histogram, Labels
 from dragoman.core.text import Generation, PromptInfo
 
 _DURATION = "dragoman_text_duration_seconds"
@@ -84,13 +84,7 @@ class GenerationCounters:
             histogram = self._histograms[name] = Histogram(_METRICS[name][1])
         histogram.observe(value)
 
-    def samples(self, name: str, labels: Mapping[str, str]) -> Iterable[Sample]:
-        return self._histograms[name].samples(name, labels) if name in self._histograms else ()
-
-
-def generation_families(deployments: Sequence[tuple[Mapping[str, str], GenerationCounters]]) -> Iterable[Family]:
-    """Return the metrics of deployments, each with its labels."""
-    for name, (help_text, _) in _METRICS.items():
-        samples = tuple(sample for labels, counters in deployments for sample in counters.samples(name, labels))
-        if samples:
-            yield Family(name, "histogram", help_text, samples)
+    def families(self, labels: Labels) -> Iterable[Family]:
+        """Return the metrics of a deployment with these labels: histograms, if they have counted anything."""
+        for name, histogram in self._histograms.items():
+            yield Family(name, "histogram", _METRICS[name][0], distributions=(histogram.distribution(name, labels),))

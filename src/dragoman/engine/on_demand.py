@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dragoman.core.errors import InvalidInput, NotReady
-from dragoman.core.metrics import Family, Histogram, Sample
+from dragoman.core.metrics import Family, Sample
 from dragoman.core.record_calls import KeepLoaded, ListLoaded, LoadedModel
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.deployment import Deployment
+from dragoman.engine.load_counters import LoadCounters
 from dragoman.engine.registry import ModelRegistry
 from dragoman.settings import Settings
 
@@ -21,7 +22,6 @@ log = logging.getLogger("dragoman.engine")
 # After a failed load, calls do not start another one for 1 s, then 2 s, ... up to 60 s.
 _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 _CHECK_INTERVAL_S = 0.1
-_LOAD_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class NoRoom(NotReady):
@@ -84,9 +84,8 @@ class LoadedModels:
         self._idle_s: dict[Deployment, float] = {}  # of models for which a client has set it
         self._timers: dict[Deployment, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
-        self._loads: Counter[str] = Counter()
+        self.load_counters = LoadCounters()
         self._unloads: Counter[str] = Counter()
-        self._durations = Histogram(_LOAD_SECONDS)
 
     # --- loading -----------------------------------------------------------------------------------------------
 
@@ -101,10 +100,9 @@ class LoadedModels:
             await self._make_room(deployment)
         begin_s = self._loaded[deployment] = time.monotonic()
         try:
-            await deployment.start()
+            await self.load_counters.start(deployment)
         except BaseException:
             self._loaded.pop(deployment, None)
-            self._loads["failed"] += 1
             delay_s = (
                 min(2 * self._failures[deployment].delay_s, _MAX_RETRY_S)
                 if deployment in self._failures
@@ -114,10 +112,7 @@ class LoadedModels:
             raise
         self._failures.pop(deployment, None)
         self._loaded[deployment] = now_s = time.monotonic()
-        duration_s = now_s - begin_s
-        self._loads["ok"] += 1
-        self._durations.observe(duration_s)
-        log.info("model loaded: %s duration_s=%.3f loaded=%d", _label(deployment), duration_s, len(self._loaded))
+        log.info("model loaded: %s duration_s=%.3f loaded=%d", _label(deployment), now_s - begin_s, len(self._loaded))
 
     def retry_in_s(self, deployment: Deployment) -> float:
         """Return the seconds for which calls must not load a deployment again, since it failed."""
@@ -245,14 +240,9 @@ class LoadedModels:
         name = "dragoman_models_loaded"
         count = sum(d.state == "READY" for d in self._loaded)
         yield Family(name, "gauge", "Loaded model versions.", (Sample(name, {}, count),))
-        name = "dragoman_model_loads_total"
-        loads = tuple(Sample(name, {"outcome": o}, self._loads[o]) for o in ("ok", "failed"))
-        yield Family(name, "counter", "Loads of models by outcome.", loads)
         name = "dragoman_model_unloads_total"
         unloads = tuple(Sample(name, {"reason": r}, self._unloads[r]) for r in ("room", "idle", "removed"))
         yield Family(name, "counter", "Unloaded models by reason.", unloads)
-        name = "dragoman_model_load_duration_seconds"
-        yield Family(name, "histogram", "Seconds to load a model.", tuple(self._durations.samples(name, {})))
 
 
 def answer_about_loaded(

@@ -13,9 +13,9 @@ from msgspec import structs
 from dragoman.core.bytes_tensor import BytesTensor, came_as_text, with_parameters
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Embed, Embedded, Gradient, Infer, Inference, Request
 from dragoman.core.datatypes import BYTES
-from dragoman.core.metrics import Family, Sample
+from dragoman.core.metrics import Family, Labels, Sample
 from dragoman.core.tensor import Tensor
-from dragoman.system.call_times import get_times, observed
+from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import complete
 from dragoman.system.request_context import get_context, set_context
 
@@ -75,13 +75,13 @@ class ResponseCache:
             self._entries.move_to_end(key)
             return _with_own_parameters(entry[0])
         if running is not None:
-            return running.answer()
+            return running.answer(request.times)
         if request.deadline_s is not None:  # each caller awaits the answer until its own
             request = structs.replace(request, deadline_s=None)
         answer = self._compute(request)
         if type(answer) is CoroutineType:
-            self._running[key] = computation = _Computation(self, key, answer)
-            return computation.answer()
+            self._running[key] = computation = _Computation(self, key, answer, request.times)
+            return computation.answer(request.times)
         return _with_own_parameters(self._store(key, answer))
 
     def finish(self, key: bytes, computation: "_Computation", answer: Any) -> Any:
@@ -127,29 +127,29 @@ class ResponseCache:
 class _Computation:
     """A call that is being computed for everyone who awaits its `answer`."""
 
-    def __init__(self, cache: ResponseCache, key: bytes, computing: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, cache: ResponseCache, key: bytes, computing: Coroutine[Any, Any, Any], times: CallTimes) -> None:
         self._cache = cache
         self._key = key
         self._waiting = 0
-        self._context, self._times = get_context(), get_times()
+        self._context, self._times = get_context(), times
         self._computing = computing
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._on_end)
 
-    async def answer(self) -> Any:
-        """Return the answer. The computation is cancelled when all who await it are."""
+    async def answer(self, times: CallTimes) -> Any:
+        """Return the answer to the call with these times. The computation is cancelled when all who await it are."""
         self._waiting += 1
         try:
             return _with_own_parameters(await asyncio.shield(self._task))
         finally:
             self._waiting -= 1
+            times.share(self._times)
             if not self._waiting and not self._task.done():
                 self._cache.forget_running(self._key, self)
                 self._task.cancel()
 
     async def _run(self) -> Any:
         set_context(self._context)
-        observed.set(self._times)
         return self._cache.finish(self._key, self, await self._computing)
 
     def _on_end(self, _: asyncio.Task[Any]) -> None:
@@ -270,23 +270,21 @@ def _with_copied_parameters(tensor: Tensor) -> Tensor:
 # --- metrics -------------------------------------------------------------------------------------------------
 
 
-def cache_families(caches: Iterable[tuple[Mapping[str, str], ResponseCache | None]]) -> Iterable[Family]:
-    """Return the metrics of the models with a response cache, each with its labels."""
-    rows = [(labels, cache) for labels, cache in caches if cache is not None]
-    if not rows:
-        return
+def cache_families(cache: ResponseCache, labels: Labels, calls: Iterable[type[Any]]) -> Iterable[Family]:
+    """Return the metrics of a model's response cache, with counters of these types of calls."""
+    cached = sorted(call.__name__ for call in CACHED_CALLS.intersection(calls))
     for name, help_text in _COUNTERS.items():
         full = f"{_PREFIX}_{name}_total"
-        counts = [
-            Sample(full, {**labels, "call": call}, count)
-            for labels, cache in rows
-            for (kind, call), count in sorted(cache.counts.items())
-            if kind == name
-        ]
-        yield Family(full, "counter", help_text, tuple(counts))
-    name = f"{_PREFIX}_evictions_total"
-    evictions = tuple(Sample(name, labels, cache.evictions) for labels, cache in rows)
-    yield Family(name, "counter", "Answers removed from the response cache to make room for others.", evictions)
-    name = f"{_PREFIX}_bytes"
-    sizes = tuple(Sample(name, labels, cache.size) for labels, cache in rows)
-    yield Family(name, "gauge", "Estimated memory of the answers in the response cache.", sizes)
+        counts = tuple(Sample(full, {**labels, "call": call}, cache.counts[name, call]) for call in cached)
+        yield Family(full, "counter", help_text, counts)
+    for name, kind, help_text, value in (
+        (
+            "evictions_total",
+            "counter",
+            "Answers removed from the response cache to make room for others.",
+            cache.evictions,
+        ),
+        ("bytes", "gauge", "Estimated memory of the answers in the response cache.", cache.size),
+    ):
+        full = f"{_PREFIX}_{name}"
+        yield Family(full, kind, help_text, (Sample(full, labels, value),))  # type: ignore[arg-type]  # two literals

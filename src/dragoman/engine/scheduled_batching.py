@@ -15,7 +15,6 @@ from dragoman.core.errors import Overloaded
 from dragoman.core.schedule import ScheduleOptions
 from dragoman.core.tensor import NONE
 from dragoman.engine.batching import Batcher, Key, Member
-from dragoman.system.call_times import get_times
 from dragoman.system.request_context import get_context
 from dragoman.workers.pool import Pool
 
@@ -71,7 +70,7 @@ class ScheduledBatcher(Batcher):
         if 0 < policy.max_queue_size <= waiting:
             raise Overloaded("Exceeds maximum queue size")
         member = _ScheduledMember(
-            request, call, count, loop.create_future(), now_s, get_context(), get_times(),
+            request, call, count, loop.create_future(), now_s, get_context(),
             level=level, order=(level, False, now_s),
         )  # fmt: skip
         self._insert(key, member)

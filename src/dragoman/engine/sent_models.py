@@ -10,9 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dragoman.compat.triton.backends import CONFIG_FILE
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.repository import Repository, Source
+from dragoman.system.process import explain_temporary_folder
 
 _TRITON = "triton"  # the runtime of folders with a config.pbtxt
 
@@ -91,8 +92,11 @@ class SentModels:
 
 
 def _new_folder() -> Path:
-    """Create a folder that only this user can read."""
-    return Path(tempfile.mkdtemp(prefix="dragoman-model-")).resolve()
+    """Create a folder that only this user can read. Raises ModelFailed."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="dragoman-model-")).resolve()
+    except OSError as error:
+        raise ModelFailed(f"files of a model cannot be stored: {explain_temporary_folder(error)}") from error
 
 
 def _link(source: Path, folder: Path) -> None:

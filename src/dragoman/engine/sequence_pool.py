@@ -17,7 +17,7 @@ from dragoman.core import error_texts
 from dragoman.core.callers import share_of
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, SequenceLost
-from dragoman.core.metrics import Family, Sample
+from dragoman.core.metrics import Family, Sample, sum_families
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus
@@ -30,10 +30,9 @@ from dragoman.engine.sequences import (
     SequenceWorker,
     earlier_request_cancelled,
     pop_step,
-    sum_families,
     unloading_error,
 )
-from dragoman.system.call_times import CallTimes, set_observed
+from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import complete
 from dragoman.system.request_context import set_context
 from dragoman.workers.pool import Loaded, Pool
@@ -89,11 +88,7 @@ class SequencePool:
     def measurements(self) -> Sequence[Family]:
         name = "dragoman_sequences"
         own = Family(name, "gauge", "Live sequences of stateful models.", (Sample(name, {}, len(self._sequences)),))
-        families: dict[str, list[Family]] = {}
-        for worker in self._workers:
-            for family in worker.pool.measurements():
-                families.setdefault(family.name, []).append(family)
-        return (own, *map(sum_families, families.values()))
+        return (own, *sum_families(worker.pool.measurements() for worker in self._workers))
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         return tuple(status for worker in self._workers for status in worker.pool.workers())
@@ -170,7 +165,7 @@ class SequencePool:
         sequence.last_s = time.monotonic()
         step.number, step.slot = sequence.number, sequence.slot
         call = structs.replace(call, sequences=(step,))
-        turn = SequenceTurn(request, call, asyncio.get_running_loop().create_future(), stream_ended, sequence.last_s)
+        turn = SequenceTurn(request, call, asyncio.get_running_loop().create_future(), stream_ended)
         sequence.turns.append(turn)
         if step.end:
             self._forget(sequence)
@@ -311,9 +306,8 @@ class SequencePool:
             else:
                 left.append(sequence)
         worker.ready.extendleft(reversed(left))
-        now_s = time.monotonic()
         if batch:
-            self.counters.count([now_s - turn.arrived_s for _, turn in batch], len(batch), "worker_free")
+            self.counters.count(len(batch), len(batch), "worker_free")
         return batch
 
     def _next_turn(self, sequence: LiveSequence) -> SequenceTurn | None:
@@ -362,21 +356,22 @@ class SequencePool:
 
     async def _compute_batch(self, worker: SequenceWorker, turns: list[SequenceTurn]) -> None:
         start_s, first = time.monotonic(), turns[0]
-        times = CallTimes() if any(turn.times is not None for turn in turns) else None
-        set_observed(times)
+        times = CallTimes()
         call, deadline_s = first.call, first.request.deadline_s
         if len(turns) > 1:
             steps = tuple(turn.call.sequence for turn in turns)
             call, deadline_s = structs.replace(merge([turn.call for turn in turns]), sequences=steps), None
-        request = structs.replace(first.request, call=call, deadline_s=deadline_s)
-        answer: Inference = await complete(worker.pool.call(request))
+        for turn in turns:  # until the worker has reported it
+            turn.request.times.started_s = start_s
+        request = structs.replace(first.request, call=call, deadline_s=deadline_s, times=times)
+        try:
+            answer: Inference = await complete(worker.pool.call(request))
+        finally:
+            for turn in turns:
+                turn.request.times.share(times)
         answers = [answer] if len(turns) == 1 else split_rows(answer, [1] * len(turns))
-        waits_s = [start_s - turn.arrived_s for turn in turns]
-        self.counters.count_execution(len(turns), waits_s, time.monotonic() - start_s)
-        for turn, each, wait_s in zip(turns, answers, waits_s, strict=True):
-            if turn.times is not None and times is not None:
-                turn.times.copy_compute(times)
-                turn.times.queue_s, turn.times.dispatched_s = wait_s, start_s
+        self.counters.count_execution(len(turns), len(turns), times.compute_s)
+        for turn, each in zip(turns, answers, strict=True):
             if not turn.response.done():
                 turn.response.set_result(each)
 

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import structs
@@ -11,9 +10,7 @@ from msgspec import structs
 from dragoman.core import error_texts
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import InvalidInput, NotReady
-from dragoman.core.metrics import Family, Sample
 from dragoman.core.sequences import SequenceStep, check_id_type
-from dragoman.system.call_times import CallTimes, get_times
 from dragoman.system.request_context import Context, get_context
 from dragoman.workers.pool import Pool
 
@@ -54,9 +51,7 @@ class SequenceTurn:
     call: Infer
     response: asyncio.Future[Any]
     stream_ended: asyncio.Event | None
-    arrived_s: float
     context: Context = field(default_factory=get_context)
-    times: CallTimes | None = field(default_factory=get_times)
 
 
 class LiveSequence:
@@ -98,13 +93,3 @@ def earlier_request_cancelled(id_: SequenceId, model: str) -> InvalidInput:
 
 def unloading_error(model: str) -> NotReady:
     return NotReady(f"model '{model}' is unloading")
-
-
-def sum_families(families: Sequence[Family]) -> Family:
-    """Return one family of metrics with the sums of several of the same name."""
-    totals: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-    for sample in (sample for family in families for sample in family.samples):
-        key = sample.name, tuple(sample.labels.items())
-        totals[key] = totals.get(key, 0) + sample.value
-    samples = tuple(Sample(name, dict(labels), value) for (name, labels), value in totals.items())
-    return replace(families[0], samples=samples)

@@ -19,7 +19,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotRe
 from dragoman.core.spec import ResponseStream
 from dragoman.engine.control import ModelControl
 from dragoman.engine.registry import ModelRegistry
-from dragoman.system.call_times import get_times, set_observed
+from dragoman.system.call_times import current_call
 from dragoman.system.coroutines import complete
 
 A = TypeVar("A")
@@ -103,27 +103,15 @@ class SiblingRegistry:
 
     async def call(self, request: Request[A]) -> A:
         deployment = self._registry.route(request.model, request.version)
-        caller = get_times()
-        times = None if caller is None else caller.begin_nested(deployment.spec.name, deployment.spec.version)
-        set_observed(times)
-        try:
-            return (await complete(deployment.begin(request, nested=True))).answer
-        finally:
-            if times is not None:
-                times.ended_s = time.monotonic()
+        _nest(request)
+        return (await complete(deployment.begin(request, nested=True))).answer
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         deployment = self._registry.route(request.model, request.version)
-        caller = get_times()
-        times = None if caller is None else caller.begin_nested(deployment.spec.name, deployment.spec.version)
-        set_observed(times)
-        try:
-            async with aclosing(deployment.stream(request, nested=True)) as responses:
-                async for response in responses:
-                    yield response.answer
-        finally:
-            if times is not None:
-                times.ended_s = time.monotonic()
+        _nest(request)
+        async with aclosing(deployment.stream(request, nested=True)) as responses:
+            async for response in responses:
+                yield response.answer
 
     def streams(self, name: str) -> bool:
         try:
@@ -131,6 +119,13 @@ class SiblingRegistry:
         except (ModelNotFound, NotReady):
             return False
         return deployment.is_loaded and deployment.loaded.streams
+
+
+def _nest(request: Request[Any]) -> None:
+    """Record a call as one by the model whose code runs in this context."""
+    caller = current_call.get()
+    if caller is not None:
+        caller.add_nested(request.times)
 
 
 class _StreamedResponses(Generic[A]):

@@ -41,38 +41,36 @@ def read_statistics(registry: ModelRegistry, model: str, version: str) -> tuple[
 
 def _statistics(deployment: Deployment) -> ModelStatistics:
     calls, batches = list(deployment.counters.totals(_INFERENCES)), deployment.batch_counters
-    succeeded, failed = sum(c.succeeded for c in calls), sum(c.failed.total() for c in calls)
-    fail_s = sum(c.failed_s for c in calls)
-    success_s = sum(c.durations.sum for c in calls) - fail_s
+    succeeded, compute_s = sum(c.succeeded.count for c in calls), sum(c.succeeded_compute_s for c in calls)
     executions: Mapping[int, tuple[int, float]] = {} if batches is None else batches.executions
     cache = deployment.response_cache
     hits, misses = (0, 0) if cache is None else (cache.count("hits"), cache.count("misses"))
     # A call that is not merged and not answered from the cache is one execution of one inference.
     alone = max(0, succeeded - hits - (0 if batches is None else batches.answered))
-    queue_s = 0.0 if batches is None else batches.answered_wait_s
     last_s = max((c.last_s for c in calls), default=0.0)
     return ModelStatistics(
         name=deployment.spec.name,
         version=deployment.spec.version,
         last_s=last_s and time.time() - time.monotonic() + last_s,
         succeeded=succeeded,
-        success_s=success_s,
-        failed=failed,
-        fail_s=fail_s,
-        queue_s=queue_s,
+        success_s=sum(c.succeeded.sum for c in calls),
+        failed=sum(each.count for c in calls for each in c.failed.values()),
+        fail_s=sum(each.sum for c in calls for each in c.failed.values()),
+        queue_s=sum(c.succeeded_queue_s for c in calls),
+        compute_s=compute_s,
         cache_hits=hits,
         cache_misses=misses,
         inferences=alone + sum(rows * count for rows, (count, _) in executions.items()),
         executions=alone + sum(count for count, _ in executions.values()),
-        batches=_batches(executions, alone, success_s),
+        batches=_batches(executions, alone, compute_s),
     )
 
 
-def _batches(executions: Mapping[int, tuple[int, float]], alone: int, success_s: float) -> tuple[BatchStatistics, ...]:
+def _batches(executions: Mapping[int, tuple[int, float]], alone: int, compute_s: float) -> tuple[BatchStatistics, ...]:
     """Return the executions by rows; a model without a queue of batches has executions of one request only."""
     if not executions and alone:
-        return (BatchStatistics(1, alone, success_s),)
-    return tuple(BatchStatistics(rows, count, compute_s) for rows, (count, compute_s) in sorted(executions.items()))
+        return (BatchStatistics(1, alone, compute_s),)
+    return tuple(BatchStatistics(rows, count, total_s) for rows, (count, total_s) in sorted(executions.items()))
 
 
 def index_entry(deployment: Deployment) -> IndexEntry:

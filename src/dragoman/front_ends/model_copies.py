@@ -20,11 +20,11 @@ from dragoman.core.calls import (
     SignatureFor,
 )
 from dragoman.core.errors import DragomanError, ModelFailed
-from dragoman.core.metrics import Family
+from dragoman.core.metrics import Family, FamilyCollector
 from dragoman.core.spec import FileState, ModelSpec
-from dragoman.engine.batch_counters import BatchCounters, queue_family
+from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.call_handler import CallHandler
-from dragoman.engine.counters import CallCounters, in_flight_family, model_families
+from dragoman.engine.counters import CallCounters
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.engine import Engine
 from dragoman.system.process import has_open_device
@@ -284,12 +284,10 @@ class ModelCopies:
 
     def gauges(self) -> tuple[Family, ...]:
         """Return calls in flight, and the metrics of the models themselves."""
-        labelled = [(d, {"model": d.spec.name, "version": d.spec.version}) for d in self._deployments.values()]
-        return (
-            in_flight_family((labels, d.in_flight) for d, labels in labelled),
-            *queue_family([(labels, d.batch_counters) for d, labels in labelled]),
-            *model_families([(labels, pool.measurements()) for d, labels in labelled for pool in d.pools]),
-        )
+        collector = FamilyCollector()
+        for deployment in self._deployments.values():
+            collector.add(deployment.gauges())
+        return collector.families()
 
 
 def _check_files(spec: ModelSpec) -> None:

@@ -13,6 +13,7 @@ from dragoman.front_ends.model_copies import FrontEndMetrics, ModelCopies
 from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
 from dragoman.system import event_loop, process
+from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import begin
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.child_process import set_up_child
@@ -110,6 +111,22 @@ class EngineClient(JobSender, JobRunner):
         if self.channel.closed:
             raise _engine_lost()
         self.send(job, self.encode(job))
+
+    def take_stamps(self, job: Job, frame: Frame) -> None:
+        """Record the moments of a call as the engine did: its process has the same clock."""
+        if job.request is None:
+            return
+        times = job.request.times
+        times.arrived_s, times.started_s, times.computed_s, times.ended_s = frame.stamps
+        if frame.kind == FrameKind.CHUNK:
+            times.first_chunk_s = times.first_chunk_s or times.ended_s
+
+    def take_times(self, job: Job, frame: Frame) -> None:
+        if job.request is not None:
+            recorded: CallTimes = frame.value()
+            times = job.request.times
+            times.served_by = recorded.served_by
+            times.batch, times.nested = recorded.batch, recorded.nested
 
     def undecodable(self, error: Exception) -> DragomanError:
         return ServerError(f"a response of the engine cannot be decoded: {error}")

@@ -16,6 +16,7 @@ from dragoman.core.text import Generation, PromptInfo, Text, merge_chunks
 from dragoman.generation.engine import GenerationEngine
 from dragoman.generation.job import GenerationJob, PromptRequest
 from dragoman.generation.text_engine import notify, start_thread
+from dragoman.system.call_times import count_wait
 
 log = logging.getLogger("dragoman.generation")
 
@@ -54,6 +55,7 @@ class AsyncEngine:
             raise Overloaded(f"Exceeds maximum queue size of {self._capacity} prompts")
         call = _CallResults(self, len(prompts), sum(request.sampling.n for request in prompts))
         jobs = [GenerationJob(request, call) for request in prompts]
+        is_waiting = True
         self._open += len(jobs)
         self.commands.put(lambda engine: self._begin(engine, jobs))
         try:
@@ -63,10 +65,15 @@ class AsyncEngine:
                 await call.updated.wait()
                 call.updated.clear()
                 if (chunk := call.next_chunk()) is not None:
+                    if is_waiting:
+                        is_waiting = False
+                        count_wait(_waited_s(jobs))
                     yield chunk
                 if call.failure is not None:
                     raise call.failure
         finally:
+            if is_waiting:
+                count_wait(_waited_s(jobs))
             self._open -= len(jobs)
             self.commands.put(lambda engine: self._end(engine, jobs))
 
@@ -151,6 +158,12 @@ class AsyncEngine:
         updated, self._updated = self._updated, defaultdict(set)
         for loop, calls in updated.items():
             notify(loop, calls)
+
+
+def _waited_s(jobs: Sequence[GenerationJob]) -> float:
+    """Return the longest time that a prompt of a call waited for its first step, which may still be to come."""
+    now_s = time.monotonic()
+    return max((now_s - job.since_s if job.waited_s < 0 else job.waited_s for job in jobs), default=0.0)
 
 
 class _CallResults:

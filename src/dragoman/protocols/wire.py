@@ -34,12 +34,14 @@ _MAX_DIGITS = 18
 class EngineCall(msgspec.Struct, Generic[A, Out], frozen=True):
     """A request for the engine and how its single response is formatted.
 
-    `format_error` formats an error of this request; None uses the protocol's own error format.
+    `format_error` formats an error of this request; None uses the protocol's own error format. With `in_thread` the
+    response over HTTP is formatted in a thread, because that takes long.
     """
 
     request: Request[A]
     format_response: Callable[[Response[A]], Out]
     format_error: Callable[[DragomanError], Out] | None = None
+    in_thread: bool = False
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ class HttpProtocol:
 
     `format_error` gets an error and the id of the request. `fallback` serves paths that match no route of any protocol,
     for callers with the role infer. `header` is one that all clients of the protocol send: it decides which protocol
-    serves a path of several, and formats the error of an unknown path.
+    serves a path of several, and formats the error of an unknown path. `key` is its name in the setting `protocols`.
     """
 
     name: str
@@ -234,6 +236,12 @@ class HttpProtocol:
     fallback: Endpoint | None = None
     errors: ErrorResponses | None = None
     header: str = ""
+    key: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics, logs and traces."""
+        return self.key or self.name
 
 
 class ErrorFormatter(Protocol):
@@ -301,15 +309,22 @@ def read_readiness(name: str) -> EngineCall[bool, HttpResponse] | HttpResponse:
 # --- gRPC ------------------------------------------------------------------------------------------------
 
 
+class CallRecord(Protocol):
+    """What records which call a request makes."""
+
+    def set_call(self, request: Request[Any]) -> None: ...
+
+
 class GrpcRequest(msgspec.Struct, frozen=True):
     """One message of a `caller`; `deadline_s` is the client's deadline on the monotonic clock, `context` has the
-    request id."""
+    request id, `record` is that of an observed call."""
 
     body: Buffer
     metadata: Mapping[str, str] = {}
     deadline_s: float | None = None
     context: Context = ()
     caller: Caller = ANYONE
+    record: CallRecord | None = None
 
 
 class GrpcStream(msgspec.Struct, Generic[A], frozen=True):
@@ -365,6 +380,7 @@ class GrpcProtocol:
 
     `status` returns the name of the gRPC status code of an error. `descriptors` is the serialized FileDescriptorSet
     for server reflection. `other_services` are further services, each with the names of the methods that it has too.
+    `key` is its name in the setting `protocols`, and in metrics, logs and traces.
     """
 
     service: str
@@ -372,6 +388,7 @@ class GrpcProtocol:
     status: Callable[[DragomanError], str]
     descriptors: bytes
     other_services: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    key: str = ""
 
     @property
     def services(self) -> tuple[str, ...]:

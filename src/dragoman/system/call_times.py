@@ -1,92 +1,130 @@
-"""Times of the request that the running code works for, which the engine adds to if they are observed."""
+"""When a call of a model was accepted, computed and answered: one record for metrics, logs, traces and the console."""
 
-import time
+from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import Any, Final
+from time import monotonic
+from typing import Final
 
-from dragoman.system.request_context import running_in_thread
+import msgspec
 
 # Further calls of other models are not recorded.
 _MAX_NESTED: Final = 100
+# The stamps of one call, in their order: `arrived_s`, `started_s`, `computed_s`, `ended_s`.
+Stamps = tuple[float, float, float, float]
+NO_STAMPS: Final[Stamps] = (0.0, 0.0, 0.0, 0.0)
 
 
-class CallTimes:
-    """Times of one call of a model, on the monotonic clock, which `time.monotonic` returns.
+class CallTimes(msgspec.Struct):
+    """Moments of one call of a model on the monotonic clock of this process, 0 if they are unknown.
 
-    started_s, ended_s: of the call.
-    queue_s: seconds in the queue of a batcher, until `dispatched_s`.
+    Each is stamped where it happens: the engine stamps `arrived_s` and `ended_s`, the code around the model, in
+    whichever thread, process or machine, `started_s` and `computed_s`. All channels report these.
+
+    served_by: name and version of the model that the engine chose.
+    arrived_s: the call was accepted.
+    started_s: the model began to compute it, or the batch that it is part of.
+    computed_s: the model had computed it; for a stream, its last chunk.
+    ended_s: the response or the error was there.
+    first_chunk_s: the first chunk of a stream was there.
     batch: reason, calls and rows of its batch.
-    computed_s, compute_s: when the model had computed, and for how long.
-    nested: calls of other models by this one. 0 and None: unknown.
+    nested: calls of other models by this one.
     """
 
-    __slots__ = (
-        "batch", "compute_s", "computed_s", "dispatched_s", "ended_s", "model", "nested", "queue_s", "started_s",
-        "version",
-    )  # fmt: skip
+    served_by: tuple[str, str] = ("", "")
+    arrived_s: float = 0.0
+    started_s: float = 0.0
+    computed_s: float = 0.0
+    ended_s: float = 0.0
+    first_chunk_s: float = 0.0
+    batch: tuple[str, int, int] | None = None
+    nested: list["CallTimes"] | None = None
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds from the arrival until the model began, 0 for an answer from a cache."""
+        return max(0.0, min(self.started_s, self.ended_s or self.started_s) - self.arrived_s) if self.arrived_s else 0.0
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds that the model computed, up to the end of the call: a thread may go on for nobody."""
+        return max(0.0, min(self.computed_s, self.ended_s or self.computed_s) - self.started_s)
+
+    def start(self) -> None:
+        """Record that the model begins to compute."""
+        self.started_s = monotonic()
+
+    def finish(self) -> None:
+        """Record that the model has computed."""
+        self.computed_s = monotonic()
+
+    def fail(self) -> None:
+        """Record that the call has failed. If that was before the model began, all of its time was in the queue."""
+        if not self.started_s:
+            self.started_s = self.computed_s = self.ended_s
+        elif not self.computed_s:
+            self.computed_s = self.ended_s
+
+    def share(self, other: "CallTimes") -> None:
+        """Take over when the computation of another call, whose answer this one shares, began and ended.
+
+        If it arrived when that was already being computed, it has waited for none of it.
+        """
+        if other.started_s:
+            self.started_s, self.computed_s = max(other.started_s, self.arrived_s), other.computed_s
+            self.nested = other.nested
+
+    def add_nested(self, other: "CallTimes") -> None:
+        """Record a call of another model by this one."""
+        if self.nested is None:
+            self.nested = []
+        if len(self.nested) < _MAX_NESTED:
+            self.nested.append(other)
+
+    def cover(self, calls: Iterable["CallTimes"]) -> None:
+        """Record concurrent calls as one: from the first arrival and start to the last end."""
+        accepted = [each for each in calls if each.arrived_s]
+        if accepted:
+            last = max(accepted, key=lambda each: each.ended_s)
+            self.served_by, self.ended_s = last.served_by, last.ended_s
+            self.arrived_s = min(each.arrived_s for each in accepted)
+            self.started_s = min((each.started_s for each in accepted if each.started_s), default=0.0)
+            self.computed_s = max(each.computed_s for each in accepted)
+
+    @property
+    def stamps(self) -> Stamps:
+        return self.arrived_s, self.started_s, self.computed_s, self.ended_s
+
+
+# The call that the running code of a model computes, from which calls of other models are nested.
+current_call: Final[ContextVar[CallTimes | None]] = ContextVar("dragoman_call", default=None)
+
+
+def count_wait(seconds: float) -> None:
+    """Count seconds of the call that the running code computes as time in a queue, which a model has of its own."""
+    times = current_call.get()
+    if times is not None and times.started_s:
+        times.started_s += seconds
+
+
+class ClockOffset:
+    """The difference between the clocks of two machines, estimated from calls that one sends to the other.
+
+    A call is sent at `sent_s` and answered at `arrived_s` by our clock, received and answered by theirs. The offset is
+    within half of the time on the way, so the estimate with the shortest way counts, as in the Network Time Protocol
+    (RFC 5905, 8). Older ones become less exact, by the drift of two clocks.
+    """
+
+    _DRIFT = 1e-4  # seconds a second
 
     def __init__(self) -> None:
-        self.model = self.version = ""
-        self.started_s = self.ended_s = self.queue_s = self.dispatched_s = self.computed_s = self.compute_s = 0.0
-        self.batch: tuple[str, int, int] | None = None
-        self.nested: tuple[CallTimes, ...] = ()
+        self.offset_s = 0.0  # their clock minus ours
+        self._way_s = float("inf")
+        self._measured_s = 0.0
 
-    def set_computed(self, started_s: float) -> None:
-        """Record that the model has computed from `started_s` until now."""
-        self.computed_s = time.monotonic()
-        self.compute_s = self.computed_s - started_s
-
-    def copy_compute(self, other: "CallTimes") -> None:
-        """Take over when the model computed, from the times of the batch."""
-        self.computed_s, self.compute_s = other.computed_s, other.compute_s
-
-    def begin_nested(self, model: str, version: str) -> "CallTimes":
-        """Return the times of a call of another model, which starts now."""
-        nested = CallTimes()
-        nested.model, nested.version, nested.started_s = model, version, time.monotonic()
-        if len(self.nested) < _MAX_NESTED:
-            self.nested = (*self.nested, nested)
-        return nested
-
-    # --- between processes: moments as seconds before now, because the clocks may differ ----------------------------
-
-    def to_ages(self) -> tuple[Any, ...]:
-        """Return what was recorded, for `add_ages` in another process."""
-        nested = [(n.model, n.version, _age(n.started_s), _age(n.ended_s), n.to_ages()) for n in self.nested]
-        return self.queue_s, self.compute_s, self.batch, _age(self.dispatched_s), _age(self.computed_s), nested
-
-    def add_ages(self, ages: tuple[Any, ...]) -> None:
-        """Take over what another process has recorded."""
-        self.queue_s, self.compute_s, self.batch, dispatched, computed, nested = ages
-        self.dispatched_s, self.computed_s = _moment_s(dispatched), _moment_s(computed)
-        for model, version, started, ended, inner in nested:
-            call = self.begin_nested(model, version)
-            call.started_s, call.ended_s = _moment_s(started), _moment_s(ended)
-            call.add_ages(inner)
-
-
-def _age(moment_s: float) -> float | None:
-    return time.monotonic() - moment_s if moment_s else None
-
-
-def _moment_s(age: float | None) -> float:
-    return 0.0 if age is None else time.monotonic() - age
-
-
-# Set only where a request is observed.
-observed: Final[ContextVar[CallTimes | None]] = ContextVar("dragoman_observed", default=None)
-
-
-def set_observed(times: CallTimes | None) -> None:
-    """Set the times of the work that runs in this context; cheap if nothing is observed."""
-    if times is not None or observed.get() is not None:
-        observed.set(times)
-
-
-def get_times() -> CallTimes | None:
-    """Return the times of the request that the running code works for, None if it is not observed."""
-    begun = running_in_thread().begun
-    if begun is None:
-        return observed.get()
-    times: CallTimes = begun[0] or begun[1](begun)
-    return times
+    def measure(self, sent_s: float, theirs: Stamps, arrived_s: float) -> None:
+        """Improve the estimate by a call."""
+        received_s, *_, answered_s = theirs
+        way_s = max(0.0, (arrived_s - sent_s) - (answered_s - received_s))
+        if way_s <= self._way_s + self._DRIFT * (arrived_s - self._measured_s):
+            self._way_s, self._measured_s = way_s, arrived_s
+            self.offset_s = ((received_s - sent_s) + (answered_s - arrived_s)) / 2

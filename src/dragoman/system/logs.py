@@ -33,7 +33,10 @@ class TextFormatter(logging.Formatter):
         self.has_iso_times = False
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        return _iso_time(record) if self.has_iso_times else super().formatTime(record, datefmt)
+        if self.has_iso_times:
+            return _iso_time(record)
+        offset = time.strftime("%z", time.localtime(record.created))
+        return f"{super().formatTime(record, datefmt)}{offset[:3]}:{offset[3:]}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (named by logging)
         ids = "".join(f" {name}={value}" for name, value in log_fields().items())

@@ -93,6 +93,14 @@ def has_open_device(prefix: str) -> bool:
     return False
 
 
+def explain_temporary_folder(error: OSError) -> str:
+    """Return why there is no folder for temporary files, and what to do about it."""
+    return (
+        f"no folder for temporary files can be written ({error.strerror or error}): mount a writable one at /tmp, such "
+        "as a tmpfs or an emptyDir, or name one with TMPDIR"
+    )
+
+
 def shorten_switch_interval() -> None:
     """Let threads that parse large requests release the interpreter lock to the event loop sooner."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

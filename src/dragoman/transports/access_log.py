@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family, Sample
 from dragoman.system.request_context import PREFIX, values
-from dragoman.transports.observation import EXCHANGE, Begun, Exchange
+from dragoman.transports.observation import RequestRecord
 
 log = logging.getLogger("dragoman.access_log")
 _STANDARD_OUTPUT: Final = "-"
@@ -25,7 +25,7 @@ _MAX_WRITTEN: Final = 1000
 
 
 class AccessLog:
-    """Writes exchanges to a file, "-" for standard output.
+    """Writes a line for each request to a file, "-" for standard output.
 
     Requests never wait for it: lines that cannot be written, or for which the queue has no room, are dropped and
     counted. A file that was moved or deleted, as by logrotate, is opened again.
@@ -36,7 +36,7 @@ class AccessLog:
     def __init__(self, path: str, style: str) -> None:
         self._path = path
         self._formatter = _LineFormatter(_JSON if style == "json" else _TEXT)
-        self._queue: list[Begun] = []
+        self._queue: list[RequestRecord] = []
         self._lines = self._dropped = 0
         self._warned_s = -_WARN_EVERY_S
         self._is_closed = threading.Event()
@@ -48,14 +48,11 @@ class AccessLog:
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
         self._thread.start()
 
-    def add(self, begun: Begun) -> None:
+    def record(self, record: RequestRecord) -> None:
         if len(self._queue) < _MAX_QUEUED:
-            self._queue.append(begun)
+            self._queue.append(record)
         else:
             self._dropped += 1
-
-    def record(self, exchange: Exchange) -> None:
-        self.add([exchange])
 
     def families(self) -> Iterable[Family]:
         for name, line, value in (
@@ -87,7 +84,7 @@ class AccessLog:
             left -= len(requests)
             self._write(requests)
 
-    def _write(self, requests: list[Begun]) -> None:
+    def _write(self, requests: list[RequestRecord]) -> None:
         data = self._formatter.format(requests, time.time() - time.monotonic()).encode(errors="replace")
         try:
             self._reopen_if_moved()
@@ -161,32 +158,29 @@ class _LineFormatter:
         self._generated = style.line % ("%s", generated_id, *["%s"] * 6)
         self._subjects: dict[tuple[str | int, ...], str] = {}
 
-    def format(self, requests: list[Begun], clock_s: float) -> str:
+    def format(self, requests: list[RequestRecord], clock_s: float) -> str:
         """Return a line for each request. `clock_s` is the time of day when the monotonic clock was 0."""
         lines: list[str] = []
         add, find_subject, last, moment = lines.append, self._subjects.get, -1, ""
-        for begun in requests:
-            exchange: Exchange | None = begun[EXCHANGE]
-            (
-                _, _, started_s, context, protocol, method, path, received, _, call, status, sent, ended_s,
-            ) = begun if exchange is None else exchange.to_list()  # fmt: skip
-            model, version, engine_s, responded_s, queue_s = call
-            milliseconds = int((clock_s + started_s) * 1000)
+        for record in requests:
+            context, call = record.context, record.call
+            milliseconds = int((clock_s + record.started_s) * 1000)
             if milliseconds != last:
                 last, moment = milliseconds, f"{_format_second(milliseconds // 1000)}.{milliseconds % 1000:03d}"
-            line, ids = self._generated, context
+            line, ids = self._generated, str(context)
             if type(context) is not int:
                 line, ids = self._style.line, self._format(("request_id", "trace_id"), values(context)[:2])
-            subject = (protocol, method, path, model, version, status)
-            queue = int(queue_s * 1e6) if queue_s else 0
-            compute = max(int((responded_s - engine_s) * 1e6) - queue, 0) if responded_s else 0
-            total = int((ended_s - started_s) * 1e6)
+            subject = (record.protocol, record.method, record.path, record.model, record.version, record.status)
+            queue = int(call.queue_s * 1e6)
+            compute = int(call.compute_s * 1e6)
+            total = int((record.ended_s - record.started_s) * 1e6)
             numbers = (
                 _TIMES[queue] if queue < _MAX_TABLE else queue / 1000,
                 _TIMES[compute] if compute < _MAX_TABLE else compute / 1000,
                 _TIMES[total] if total < _MAX_TABLE else total / 1000,
             )
-            add(line % (moment, ids, find_subject(subject) or self._format_subject(subject), received, sent, *numbers))
+            about = find_subject(subject) or self._format_subject(subject)
+            add(line % (moment, ids, about, record.received, record.sent, *numbers))
         return "".join(lines)
 
     def _format_subject(self, subject: tuple[str | int, ...]) -> str:

@@ -40,13 +40,14 @@ from dragoman.protocols.wire import (
     ResultPoll,
 )
 from dragoman.system.coroutines import ensure_task
-from dragoman.system.request_context import Context, request_id
+from dragoman.system.request_context import Context, request_id, running_in_thread, set_context
 from dragoman.transports.async_results import AsyncResult, AsyncResultStore, stored_result_request
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.counters import SAMPLED
 from dragoman.transports.encoding import compress, decompress, preferred_encoding
 from dragoman.transports.executor import LARGE, LARGE_MESSAGE, MessageExecutor, is_large, weight
 from dragoman.transports.limits import Limits
+from dragoman.transports.observation import Observation, RecordingWriter, RequestRecord
 from dragoman.transports.response_writer import CorsResponseWriter, ResponseWriter, with_headers
 from dragoman.transports.routing import Match, Router
 
@@ -127,6 +128,8 @@ class Application:
         self._until_measured = SAMPLED
         self._default = protocols[0]
         self._results = AsyncResultStore()
+        self._observation: Observation | None = self.executor.observation
+        self._running = running_in_thread()
 
     def match(self, method: str, raw_path: str, headers: Mapping[str, str]) -> Match:
         """Return the endpoint of a path, still percent-encoded. Raises HttpError 404 or 405."""
@@ -173,7 +176,13 @@ class Application:
         protocol, headers = request.protocol or nearest or self._default, request.headers
         response = protocol.format_error(error, request_id(request.context))
         if self.limits.cors.is_enabled and "origin" in headers:
-            return with_headers(response, self.limits.cors.response_headers(headers))
+            response = with_headers(response, self.limits.cors.response_headers(headers))
+        if self._observation is not None:
+            label = "none" if request.protocol is None else request.protocol.label
+            record = self._observation.begin(request.context, label, request.method, request.path, headers)
+            if record is not None:
+                record.is_rejected = True
+                self._observation.end(record, response.status, _size(response))
         return response
 
     def is_plain(self, match: Match | None, headers: Mapping[str, str]) -> bool:
@@ -189,6 +198,30 @@ class Application:
         self, match: Match, request: HttpRequest, writer: ResponseWriter
     ) -> HttpResponse | Coroutine[Any, Any, None]:
         """Return the response to a plain request if it is there at once; else a coroutine that sends it."""
+        observation = self._observation
+        if observation is None:
+            return self._begin(match, request, writer)
+        running = self._running
+        record = self._observe(match, request)
+        if record is None:
+            return self._begin(match, request, writer)
+        running.context = record.context
+        response = self._begin(match, request, writer, record)
+        if type(response) is HttpResponse:
+            observation.end(record, response.status, _size(response))
+        return response
+
+    def _observe(self, match: Match, request: HttpRequest) -> RequestRecord | None:
+        """Return the record of a request that an endpoint serves, None if it is not observed."""
+        assert self._observation is not None
+        return self._observation.begin(
+            request.context, match.protocol.label, request.method, request.path, request.headers, match.route,
+            len(request.body), is_health=match.health,
+        )  # fmt: skip
+
+    def _begin(
+        self, match: Match, request: HttpRequest, writer: ResponseWriter, record: RequestRecord | None = None
+    ) -> HttpResponse | Coroutine[Any, Any, None]:
         # Measured here: a function around the endpoint for one of many requests makes all of them 1 us slower, because
         # the interpreter specializes calls by the function.
         self._until_measured -= 1
@@ -197,21 +230,25 @@ class Application:
         try:
             progress = match.endpoint(request)  # type: ignore[misc]  # a plain request has an endpoint
             if started_s:
-                self.counters.observe(match.protocol.name, "parse", started_s, SAMPLED)
+                self.counters.observe(match.protocol.label, "parse", started_s, SAMPLED)
             if type(progress) is not EngineCall:
                 while type(progress) is PreliminaryCall:
+                    if record is not None:
+                        record.set_call(progress.request)
                     begun: Any = self._engine.begin(progress.request)
                     progress = progress.then(begun) if type(begun) is Response else StartedCall(progress, begun)
             if type(progress) is EngineCall:
+                if record is not None:
+                    record.set_call(progress.request)
                 begun = self._engine.begin(progress.request)
                 if type(begun) is not Response or weight(begun.answer) > LARGE:
                     if started_s:
-                        progress = self.counters.measure_format(match.protocol.name, progress, SAMPLED)
-                    return self.answer(match, request, writer, StartedCall(progress, begun))
+                        progress = self.counters.measure_format(match.protocol.label, progress, SAMPLED)
+                    return self.answer(match, request, writer, StartedCall(progress, begun), record)
                 started_s = started_s and time.monotonic()
                 response: HttpResponse = progress.format_response(begun)
                 if started_s:
-                    self.counters.observe(match.protocol.name, "format", started_s, SAMPLED)
+                    self.counters.observe(match.protocol.label, "format", started_s, SAMPLED)
                 if len(response.body) == 1 and len(response.body[0]) < self._compress_min_bytes:
                     return response
                 progress = self._mark_compressible(response, isinstance(progress.request.call, ModelCall))
@@ -227,33 +264,60 @@ class Application:
             return progress
         if type(progress) is CompressibleResponse and "accept-encoding" not in request.headers:
             return _with_vary(progress.response)
-        return self.answer(match, request, writer, progress)
+        return self.answer(match, request, writer, progress, record)
 
     def _start_sample(self) -> float:
         self._until_measured = SAMPLED
         return time.monotonic()
 
     def _mark_compressible(self, response: HttpResponse, is_of_model: bool) -> HttpResponse | CompressibleResponse:
-        body = response.body
-        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        size = _size(response)
         if size < self._compress_min_bytes or response.status != 200 or not is_of_model:
             return response
         is_encoded = any(name == "content-encoding" for name, _ in response.headers)  # by the model itself
         return response if is_encoded else CompressibleResponse(response)
 
     async def answer(
-        self, match: Match, request: HttpRequest, writer: ResponseWriter, progress: Progress | None = None
+        self,
+        match: Match,
+        request: HttpRequest,
+        writer: ResponseWriter,
+        progress: Progress | None = None,
+        record: RequestRecord | None = None,
     ) -> None:
-        """Answer one request; never raises. `progress` is what `begin` has already done.
+        """Answer one request; never raises. `progress` and `record` are those of `begin`.
 
         Cancel it to cancel the work; a client that is still connected then gets an error.
         """
+        if self._observation is not None and progress is None:
+            record = self._observe(match, request)
+        if record is not None:
+            set_context(record.context)
+            writer = RecordingWriter(writer, record)
+        answering = self._send_answer(match, request, writer, progress, record)
+        del request, progress  # to free the body once it is parsed, and the inputs after the call
+        try:
+            await answering
+        finally:
+            if record is not None and self._observation is not None:
+                self._observation.end(record, record.status, record.sent)
+
+    async def _send_answer(
+        self,
+        match: Match,
+        request: HttpRequest,
+        writer: ResponseWriter,
+        progress: Progress | None,
+        record: RequestRecord | None,
+    ) -> None:
         cors, preflight, context = self.limits.cors, None, request.context
         if cors.is_enabled and "origin" in request.headers:
             writer = CorsResponseWriter(writer, cors.response_headers(request.headers))
             preflight = cors.preflight(request.method, request.headers)
-        answering = self._answer(match, request, writer, progress) if preflight is None else writer.send(preflight)
-        del request, progress  # to free the body once it is parsed, and the inputs after the call
+        answering = (
+            self._answer(match, request, writer, progress, record) if preflight is None else writer.send(preflight)
+        )
+        del request, progress  # as above
         try:
             await answering
         except asyncio.CancelledError:
@@ -263,7 +327,12 @@ class Application:
             await self._send_error(match.protocol, writer, _internal_error(context), context)
 
     async def _answer(
-        self, match: Match, request: HttpRequest, writer: ResponseWriter, progress: Progress | None
+        self,
+        match: Match,
+        request: HttpRequest,
+        writer: ResponseWriter,
+        progress: Progress | None,
+        record: RequestRecord | None,
     ) -> None:
         if match.endpoint is None:
             await writer.send(HttpResponse(204, (), (("allow", match.allow),)))
@@ -275,14 +344,14 @@ class Application:
                 self.bodies.reserve(len(request.body))
                 decompressed_size = len(request.body)
             if progress is None:
-                measured = self.counters.measure_endpoint(match.protocol.name, match.endpoint)
-                progress = await self._run_endpoint(measured, request)
+                measured = self.counters.measure_endpoint(match.protocol.label, match.endpoint)
+                progress = await self._run_endpoint(measured, request, record)
             elif isinstance(progress, StartedCall) and isinstance(progress.call, PreliminaryCall):
-                progress = await self._resolve_preliminary(progress.call, request, progress.response)
+                progress = await self._resolve_preliminary(progress.call, request, progress.response, record)
             responding = (
                 self._use_store(progress, request)
                 if isinstance(progress, ResultPoll | BackgroundCall)
-                else self._respond(progress, writer, context)
+                else self._respond(progress, writer, context, record)
             )
             del request, progress
             result = await responding
@@ -301,17 +370,22 @@ class Application:
         body = await decompress(request.body, encodings, self.limits.max_body_bytes, self.executor)
         return msgspec.structs.replace(request, body=body)
 
-    async def _run_endpoint(self, endpoint: Endpoint, request: HttpRequest) -> EndpointResult:
-        return await self._resolve_preliminary(await self._parse(endpoint, request, request), request)
+    async def _run_endpoint(
+        self, endpoint: Endpoint, request: HttpRequest, record: RequestRecord | None = None
+    ) -> EndpointResult:
+        return await self._resolve_preliminary(await self._parse(endpoint, request, request), request, record=record)
 
     async def _resolve_preliminary(
         self,
         result: EndpointResult,
         request: HttpRequest,
         begun: Response[Any] | Awaitable[Response[Any]] | None = None,
+        record: RequestRecord | None = None,
     ) -> EndpointResult:
         """Make preliminary calls until the endpoint gives another result; `begun` is the response of the first one."""
         while isinstance(result, PreliminaryCall):
+            if record is not None:
+                record.set_call(result.request)
             try:
                 response = await _resolve(self._engine.begin(result.request) if begun is None else begun)
             except DragomanError as error:
@@ -328,7 +402,7 @@ class Application:
         return await self.executor.parse(function, argument, len(request.body), in_thread=is_large(request))
 
     async def _respond(
-        self, progress: Progress, writer: ResponseWriter, context: Context
+        self, progress: Progress, writer: ResponseWriter, context: Context, record: RequestRecord | None = None
     ) -> HttpResponse | CompressibleResponse | None:
         """Return the response; None if it was a stream, which has been sent."""
         started: Response[Any] | Awaitable[Response[Any]] | None = None
@@ -337,17 +411,21 @@ class Application:
         if isinstance(progress, HttpResponse | CompressibleResponse):
             return progress
         assert isinstance(progress, EngineCall | HttpStream)
+        if record is not None:
+            record.set_call(progress.request)
         format_error = progress.format_error
         try:
             if isinstance(progress, HttpStream):
                 await ensure_task()
                 whole = await self._stream(progress, writer, context)
                 return whole and self._mark_compressible(whole, True)
-            request, format_response = progress.request, progress.format_response
+            request, format_response, in_thread = progress.request, progress.format_response, progress.in_thread
             del progress
             is_of_model = isinstance(request.call, ModelCall)
             response = await _resolve(self._engine.begin(request) if started is None else started)
             del request, started
+            if in_thread:
+                return await self.executor.run_in_thread(format_response, response)
             formatted = await self.executor.format(format_response, response, weight(response.answer))
             return self._mark_compressible(formatted, is_of_model)
         except DragomanError as error:
@@ -451,6 +529,11 @@ class Application:
 
 async def _resolve(response: Response[A] | Awaitable[Response[A]]) -> Response[A]:
     return response if isinstance(response, Response) else await response
+
+
+def _size(response: HttpResponse) -> int:
+    body = response.body
+    return len(body[0]) if len(body) == 1 else sum(map(len, body))
 
 
 def _with_vary(response: HttpResponse) -> HttpResponse:

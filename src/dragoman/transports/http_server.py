@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dragoman.access.control import AccessControl
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol, HttpProtocol
+from dragoman.transports.application import Application
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.http1.connection import http1
@@ -15,7 +16,6 @@ from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.requests import Http2Requests
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
-from dragoman.transports.observation import make_application
 
 
 class HttpServer:
@@ -33,7 +33,7 @@ class HttpServer:
         access: AccessControl | None = None,
     ) -> None:
         self._engine = engine
-        self._application = make_application(engine, protocols, limits, executor, access)
+        self._application = Application(engine, protocols, limits, executor, access)
         self._access = access
         self._tls = tls
         self._grpc = grpc

@@ -20,7 +20,7 @@ from dragoman.protocols.wire import (
     Role,
     Route,
 )
-from dragoman.transports.counters import TransportCounters
+from dragoman.transports.counters import HTTP_STATUSES, Statuses, TransportCounters
 
 # Where the paths of APIs begin, and those that users put before another one.
 _BASES = ("", "v1", "api", "v2")
@@ -72,7 +72,7 @@ class Router:
         self._fallback: Match | None = None
         for protocol in (protocols := tuple(protocols)):
             if protocol.fallback is not None:
-                statuses = self._counters.statuses(protocol.name)
+                statuses = self._statuses(protocol)
                 self._fallback = Match(protocol.fallback, protocol, {}, "", statuses=statuses)
             for route in protocol.routes:
                 node = self._root
@@ -80,10 +80,15 @@ class Router:
                     node = _child(node, part)
                     node.protocol = node.protocol or protocol
                 node.endpoints.setdefault(route.method, []).append((route, protocol))
+                self._statuses(protocol, is_health=route.health)
         self._with_header = [protocol for protocol in protocols if protocol.header]
         methods = {"HEAD", "OPTIONS"} | {route.method for protocol in protocols for route in protocol.routes}
-        statuses = self._counters.statuses(protocols[0].name)
+        statuses = self._statuses(protocols[0])
         self._server_options = Match(None, protocols[0], {}, ", ".join(sorted(methods)), statuses=statuses)
+
+    def _statuses(self, protocol: HttpProtocol, *, is_health: bool = False) -> Statuses:
+        described = frozenset[int]() if protocol.errors is None else protocol.errors.statuses
+        return self._counters.statuses(protocol.label, HTTP_STATUSES | described, is_health=is_health)
 
     def match(self, method: str, raw_path: str, headers: Mapping[str, str]) -> Match:
         """Return the endpoint of a path, still percent-encoded; a trailing slash does not matter.
@@ -162,14 +167,14 @@ class Router:
         routes = node.endpoints.get("GET" if method == "HEAD" and "HEAD" not in node.endpoints else method)
         if routes is not None:
             route, protocol = routes[0] if len(routes) == 1 else _choose(routes, headers)
-            statuses = self._counters.statuses(protocol.name)
+            statuses = self._statuses(protocol, is_health=route.health)
             health, is_public = route.health, route.health or route.is_public
             return Match(route.endpoint, protocol, params, "", health, route.role, statuses, route.pattern, is_public)
         methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
         allow = ", ".join(sorted(methods))
         _, protocol = _choose([each for routes in node.endpoints.values() for each in routes], headers)
         if method == "OPTIONS":
-            return Match(None, protocol, params, allow, statuses=self._counters.statuses(protocol.name))
+            return Match(None, protocol, params, allow, statuses=self._statuses(protocol))
         text = f"method {method[:32]} is not allowed here; expected one of {allow}"
         raise HttpError(405, text, (("allow", allow),), protocol)
 

@@ -23,7 +23,7 @@ from dragoman.core.options import collector_headers
 from dragoman.system.call_times import CallTimes
 from dragoman.system.request_context import request_id
 from dragoman.system.trace_context import Trace, new_span_id
-from dragoman.transports.observation import Exchange
+from dragoman.transports.observation import RequestRecord
 
 log = logging.getLogger("dragoman.tracing")
 _EXPORTER_LOG: Final = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
@@ -43,7 +43,7 @@ Attributes = dict[str, Any]
 
 
 class Tracer:
-    """Exports the spans of exchanges in a thread.
+    """Exports the spans of requests in a thread.
 
     Requests never wait for it: those for which the queue has no room, or whose export fails, are dropped and counted.
     Endpoint, headers, TLS, compression and timeout are those of OpenTelemetry's variables unless `endpoint` is given.
@@ -62,7 +62,7 @@ class Tracer:
         self._max_queued = _number("OTEL_BSP_MAX_QUEUE_SIZE", 2048)
         self._max_batch = _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
         self._interval_s = _number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000
-        self._queue: deque[Exchange] = deque()
+        self._queue: deque[RequestRecord] = deque()
         self._exported = self._dropped = 0
         self._warned_s = -_WARN_EVERY_S
         self._wake = threading.Event()
@@ -72,12 +72,12 @@ class Tracer:
         _EXPORTER_LOG.addFilter(self._filter)
         self._thread.start()
 
-    def record(self, exchange: Exchange) -> None:
+    def record(self, record: RequestRecord) -> None:
         queued = len(self._queue)
         if queued >= self._max_queued:
             self._dropped += 1
             return
-        self._queue.append(exchange)
+        self._queue.append(record)
         if queued + 1 == self._max_batch:
             self._wake.set()
 
@@ -106,51 +106,46 @@ class Tracer:
             while self._queue:
                 self._export([self._queue.popleft() for _ in range(min(self._max_batch, len(self._queue)))])
 
-    def _export(self, exchanges: list[Exchange]) -> None:
+    def _export(self, records: list[RequestRecord]) -> None:
         clock_s = time.time() - time.monotonic()
         self._filter.reason = "unknown"
         try:
-            spans = [span for each in exchanges for span in self._spans(each, clock_s)]
+            spans = [span for each in records for span in self._spans(each, clock_s)]
             is_exported = self._exporter.export(spans) is SpanExportResult.SUCCESS
             reason = self._filter.reason
         except Exception as error:  # spans must never end this thread
             is_exported, reason = False, repr(error)
         if is_exported:
-            self._exported += len(exchanges)
+            self._exported += len(records)
             return
-        self._dropped += len(exchanges)
+        self._dropped += len(records)
         now_s = time.monotonic()
         if now_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = now_s
             log.warning("traces cannot be exported: %s; dropped=%d", _QUERY.sub("", reason), self._dropped)
 
-    def _spans(self, exchange: Exchange, clock_s: float) -> Iterator[ReadableSpan]:
-        trace = exchange.trace
+    def _spans(self, record: RequestRecord, clock_s: float) -> Iterator[ReadableSpan]:
+        trace = record.trace
         assert trace is not None, "only traced requests are recorded"
         maker = _SpanMaker(trace, self._resource, clock_s)
-        is_error = str(exchange.status) in _SERVER_ERRORS if exchange.is_grpc else int(exchange.status) >= 500
+        is_error = str(record.status) in _SERVER_ERRORS if record.is_grpc else int(record.status) >= 500
         yield maker.span(
-            _name(exchange),
+            _name(record),
             (trace.span_id, trace.parent_id),
-            (exchange.started_s, exchange.ended_s),
-            _attributes(exchange, self._scheme, is_error),
+            (record.started_s, record.ended_s),
+            _attributes(record, self._scheme, is_error),
             SpanKind.SERVER,
             Status(StatusCode.ERROR if is_error else StatusCode.UNSET),
         )
-        if exchange.is_rejected:
+        if record.is_rejected:
             return
-        parsed_s = exchange.engine_s or exchange.ended_s
-        yield maker.child("parse", trace.span_id, exchange.started_s, parsed_s)
-        if not exchange.engine_s:
+        call = record.call
+        yield maker.child("parse", trace.span_id, record.started_s, call.arrived_s or record.ended_s)
+        if not call.arrived_s:  # it was not accepted
             return
-        responded_s = exchange.responded_s or exchange.ended_s
-        is_failure = exchange.status in (500, "INTERNAL")
-        if (
-            is_failure or exchange.responded_s or exchange.dispatched_s or exchange.computed_s
-        ):  # else it was not accepted
-            yield from maker.call_spans(exchange, trace.span_id, parsed_s, responded_s, _first_chunk(exchange))
-        if exchange.responded_s and not exchange.first_chunk_s:  # the chunks of a stream are formatted one by one
-            yield maker.child("format", trace.span_id, responded_s, exchange.ended_s)
+        yield from maker.call_spans(call, trace.span_id, _first_chunk(record))
+        if call.ended_s and not call.first_chunk_s:  # the chunks of a stream are formatted one by one
+            yield maker.child("format", trace.span_id, call.ended_s, record.ended_s)
 
 
 class _SpanMaker:
@@ -165,29 +160,31 @@ class _SpanMaker:
         self._remote_id = trace.parent_id
 
     def call_spans(
-        self, times: CallTimes, parent_id: str, started_s: float, ended_s: float, attributes: Attributes | None = None
+        self, times: CallTimes, parent_id: str, attributes: Attributes | None = None
     ) -> Iterator[ReadableSpan]:
-        """Yield the spans queue, batch and compute of a call, and those of the calls that it made."""
-        begun_s = times.dispatched_s or (times.computed_s - times.compute_s if times.computed_s else started_s)
-        if times.dispatched_s:
-            yield self.child("queue", parent_id, begun_s - times.queue_s, begun_s)
-        elif begun_s > started_s:  # until a worker was free
-            yield self.child("queue", parent_id, started_s, begun_s)
+        """Yield the spans queue, batch and compute of a call that has ended, and those of the calls that it made.
+
+        An answer from a cache has none. queue and compute last as long as in all other channels.
+        """
+        if not times.started_s:
+            return
+        begun_s = times.arrived_s + times.queue_s
+        if begun_s > times.arrived_s:
+            yield self.child("queue", parent_id, times.arrived_s, begun_s)
         if times.batch is not None:
             reason, calls, rows = times.batch
             batch = {"dragoman.batch.reason": reason, "dragoman.batch.calls": calls, "dragoman.batch.rows": rows}
             span_id = new_span_id()
-            yield self.span("batch", (span_id, parent_id), (begun_s, ended_s), batch)
+            yield self.span("batch", (span_id, parent_id), (begun_s, max(times.ended_s, times.computed_s)), batch)
             parent_id = span_id
         compute_id = new_span_id()
-        computed_s = times.computed_s or ended_s
-        compute = (computed_s - times.compute_s if times.computed_s else begun_s, computed_s)
-        yield self.span("compute", (compute_id, parent_id), compute, attributes or {})
-        for call in times.nested:
-            call_id, call_ended_s = new_span_id(), call.ended_s or computed_s
-            model = {"dragoman.model.name": call.model, "dragoman.model.version": call.version}
-            yield self.span(f"call {call.model}", (call_id, compute_id), (call.started_s, call_ended_s), model)
-            yield from self.call_spans(call, call_id, call.started_s, call_ended_s)
+        yield self.span("compute", (compute_id, parent_id), (begun_s, begun_s + times.compute_s), attributes or {})
+        for call in times.nested or ():
+            if call.arrived_s and call.ended_s:
+                call_id, (name, version) = new_span_id(), call.served_by
+                model = {"dragoman.model.name": name, "dragoman.model.version": version}
+                yield self.span(f"call {name}", (call_id, compute_id), (call.arrived_s, call.ended_s), model)
+                yield from self.call_spans(call, call_id)
 
     def child(self, name: str, parent_id: str, started_s: float, ended_s: float) -> ReadableSpan:
         return self.span(name, (new_span_id(), parent_id), (started_s, ended_s), {})
@@ -239,50 +236,50 @@ class _ExporterFilter(logging.Filter):
         return False
 
 
-def _name(exchange: Exchange) -> str:
+def _name(record: RequestRecord) -> str:
     """Return the name of a request's span: of few different ones, so without the path."""
-    if exchange.is_grpc:
-        return exchange.path.lstrip("/") if exchange.protocol != "none" else "_OTHER"
-    method = exchange.method if exchange.method in _METHODS else "HTTP"
-    return f"{method} {exchange.route}" if exchange.route else method
+    if record.is_grpc:
+        return record.path.lstrip("/") if record.protocol != "none" else "_OTHER"
+    method = record.method if record.method in _METHODS else "HTTP"
+    return f"{method} {record.route}" if record.route else method
 
 
-def _attributes(exchange: Exchange, scheme: str, is_error: bool) -> Attributes:
+def _attributes(record: RequestRecord, scheme: str, is_error: bool) -> Attributes:
     """Return the attributes of a request's span: no headers, no query and no content."""
     found: Attributes = {
-        "dragoman.request.id": request_id(exchange.context),
-        "dragoman.protocol": exchange.protocol,
-        "dragoman.model.name": exchange.model,
-        "dragoman.model.version": exchange.version,
+        "dragoman.request.id": request_id(record.context),
+        "dragoman.protocol": record.protocol,
+        "dragoman.model.name": record.model,
+        "dragoman.model.version": record.version,
     }
-    if exchange.is_grpc:
+    if record.is_grpc:
         found |= {
             "rpc.system": "grpc",
             "rpc.system.name": "grpc",
-            "rpc.method": _name(exchange),
-            "rpc.method_original": "" if exchange.protocol != "none" else exchange.path[:_MAX_PATH],
-            "rpc.response.status_code": exchange.status,
-            "dragoman.request.size": exchange.received,
-            "dragoman.response.size": exchange.sent,
+            "rpc.method": _name(record),
+            "rpc.method_original": "" if record.protocol != "none" else record.path[:_MAX_PATH],
+            "rpc.response.status_code": record.status,
+            "dragoman.request.size": record.received,
+            "dragoman.response.size": record.sent,
         }
     else:
-        is_known = exchange.method in _METHODS
+        is_known = record.method in _METHODS
         found |= {
-            "http.request.method": exchange.method if is_known else "_OTHER" if exchange.method else "",
-            "http.request.method_original": "" if is_known else exchange.method,
-            "http.route": exchange.route,
+            "http.request.method": record.method if is_known else "_OTHER" if record.method else "",
+            "http.request.method_original": "" if is_known else record.method,
+            "http.route": record.route,
             "url.scheme": scheme,
-            "url.path": exchange.path[:_MAX_PATH],
-            "http.response.status_code": exchange.status or "",
-            "http.request.body.size": exchange.received,
-            "http.response.body.size": exchange.sent,
+            "url.path": record.path[:_MAX_PATH],
+            "http.response.status_code": record.status or "",
+            "http.request.body.size": record.received,
+            "http.response.body.size": record.sent,
         }
-    return {**found, "error.type": str(exchange.status)} if is_error else found
+    return {**found, "error.type": str(record.status)} if is_error else found
 
 
-def _first_chunk(exchange: Exchange) -> Attributes:
-    first_s = exchange.first_chunk_s
-    return {"dragoman.time_to_first_chunk_s": first_s - exchange.started_s} if first_s else {}
+def _first_chunk(record: RequestRecord) -> Attributes:
+    first_s = record.call.first_chunk_s
+    return {"dragoman.time_to_first_chunk_s": first_s - record.started_s} if first_s else {}
 
 
 def _make_resource() -> Resource:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
+from dragoman.system.call_times import NO_STAMPS, Stamps
 from dragoman.workers.frames import Buffer, Frame, FrameKind, FrameParser, Serializer, encode, serialize
 from dragoman.workers.shared_blocks import BlockReader, BlockWriter, is_buffer
 from dragoman.workers.worker_messages import serialize_message
@@ -113,9 +114,9 @@ class Channel:
             self._on_close()
             return []
 
-    def encode(self, kind: FrameKind, job: int = 0, value: object = None) -> list[Buffer]:
+    def encode(self, kind: FrameKind, job: int = 0, value: object = None, stamps: Stamps = NO_STAMPS) -> list[Buffer]:
         """Return a frame that must be sent, because its large arrays are in shared memory now."""
-        return encode(kind, job, value, self.arena, self._serializer)
+        return encode(kind, job, value, self.arena, self._serializer, stamps)
 
     def send(self, frame: list[Buffer], *, now: bool = False) -> None:
         """Send a frame. A small one is sent at the next turn of the loop; one that refers to memory of arrays, now."""

@@ -1,13 +1,13 @@
-"""Run calls on one loaded model, whose methods are functions, generators or `async`."""
+"""Run calls on one loaded model, whose methods are functions, generators or `async`, and time them."""
 
 import asyncio
 import inspect
 import logging
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from itertools import islice
+from time import monotonic
 from typing import Any, Literal, TypeGuard
 
 from msgspec import structs
@@ -48,6 +48,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
 from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
+from dragoman.system.call_times import current_call
 from dragoman.system.load_steps import report_step
 from dragoman.system.request_context import request_id
 from dragoman.system.threads import run_here, run_in_thread
@@ -188,10 +189,14 @@ class Executor:
             signature = self.loaded.signature
             if self._unsized is not None and getattr(call, "config", None):
                 signature = self._unsized
+            times = request.times
+            times.started_s = monotonic()
             try:
                 return convert(method(request if takes_request else call), call, signature)
             except _MODEL_ERRORS as error:
                 raise self._public_error(error, request) from _cause(error)
+            finally:
+                times.computed_s = monotonic()
         with closing(self.stream(request)) as chunks:
             return self._single(list(islice(chunks, 2)))
 
@@ -200,12 +205,15 @@ class Executor:
         if self._kind(request) == "value":
             yield self.call(request)
             return
+        request.times.start()
         try:
             with closing(self._method(request)(self._argument(request))) as results:
                 for result in results:
                     yield self._response(result, request)
         except _MODEL_ERRORS as error:
             raise self._public_error(error, request) from _cause(error)
+        finally:
+            request.times.finish()
 
     # --- for every kind of method, on the event loop -----------------------------------------------------
 
@@ -215,11 +223,15 @@ class Executor:
         if kind == "value":
             return self.call(request)
         if kind == "coroutine":
+            current_call.set(request.times)
+            request.times.start()
             try:
                 return self._response(await self._method(request)(self._argument(request)), request)
             except _MODEL_ERRORS as error:
                 _reraise_cancellation(error)
                 raise self._public_error(error, request) from _cause(error)
+            finally:
+                request.times.finish()
         first_two = []
         async with aclosing(self.stream_async(request)) as chunks:
             async for chunk in chunks:
@@ -235,6 +247,8 @@ class Executor:
         if kind == "coroutine" and stream_method is None:
             yield await self.call_async(request)
         elif kind in ("coroutine", "async generator"):
+            current_call.set(request.times)
+            request.times.start()
             try:
                 async with aclosing((stream_method or self._method(request))(self._argument(request))) as results:
                     async for result in results:
@@ -242,6 +256,8 @@ class Executor:
             except _MODEL_ERRORS as error:
                 _reraise_cancellation(error)
                 raise self._public_error(error, request) from _cause(error)
+            finally:
+                request.times.finish()
         else:
             with closing(self.stream(request)) as chunks:
                 for chunk in chunks:
@@ -313,7 +329,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 def _check_deadline(request: Request[Any]) -> None:
-    if request.deadline_s is not None and request.deadline_s <= time.monotonic():
+    if request.deadline_s is not None and request.deadline_s <= monotonic():
         raise DeadlineExceeded("Request timeout expired")
 
 

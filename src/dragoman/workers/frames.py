@@ -1,8 +1,8 @@
 """Frames: messages between the server and its child processes, as bytes.
 
-A frame has a header (kind, number of parts, job, bytes that follow), the lengths of its parts, and the parts: a
-serialized value, then its arrays. They are received straight into the buffer that the arrays refer to. For a large
-array in shared memory only its location is sent.
+A frame has a header (kind, number of parts, job, bytes that follow, moments of the call), the lengths of its parts, and
+the parts: a serialized value, then its arrays. They are received straight into the buffer that the arrays refer to. For
+a large array in shared memory only its location is sent.
 
 Values are serialized by `marshal` for the usual calls and responses, by pickle for all others. `marshal` takes less
 than half the time of pickle. It is used only for values that are exactly a str, int, float, bool or None, because it
@@ -23,6 +23,7 @@ import numpy as np
 from dragoman.core.calls import Infer, Inference, Response, Tensors
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES
 from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.system.call_times import NO_STAMPS, Stamps
 from dragoman.workers.shared_blocks import MIN_SIZE, BlockReader, BlockWriter
 from dragoman.workers.worker_messages import deserialize_message
 
@@ -122,7 +123,7 @@ def _check(values: Iterable[Any]) -> None:
             raise _NeedsPickle
 
 
-_HEADER = struct.Struct("<IIQQ")
+_HEADER = struct.Struct("<IIQQ4d")
 HEADER_BYTES = _HEADER.size
 # A part in the arena: offset and length. A part in a shared buffer: block number, offset and length; the path follows.
 _IN_ARENA = struct.Struct("<QQ")
@@ -144,11 +145,13 @@ class FrameKind(enum.IntEnum):
     model sends FILES with their numbers, and gets FILE frames with blocks of bytes, whose job is the number.
     SPEC is answered by LOADED, WRONG_PLACEMENT or ERROR, after a STEP for each step of loading. PING is answered by
     PONG with the reason why the model cannot answer, or "". Each CALL and STREAM ends with exactly one RESPONSE, END
-    or ERROR, also if it was cancelled; before it come the TIMES of a traced one. CREDIT allows a stream further chunks.
+    or ERROR, also if it was cancelled; these and CHUNK have the moments of the call by the clock of the sender. CREDIT
+    allows a stream further chunks.
 
     A front end is started with SPEC too. It sends CALL, STREAM, CREDIT and CANCEL to the server, which sends it the
     responses, READY, DRAIN and STOP. COPIES names the models that it may compute itself; it sends the number of that
-    table back once it computes no others. REQUESTS asks for its recent requests. Three kinds go both ways: UNUSED,
+    table back once it computes no others. REQUESTS asks for its recent requests. TIMES have the batch of a call and the
+    calls that it made, before its response. Three kinds go both ways: UNUSED,
     shared memory that the other side may write again; METRICS, a request for the metrics of a front end's transports
     and its response; and HEARTBEAT, between the server and workers that have joined it. A worker sends METRICS when
     those of its model have changed. It sends DRAIN with a reason when it will end soon: it completes the calls that it
@@ -188,6 +191,7 @@ class Frame(NamedTuple):
     kind: int
     job: int
     parts: list[memoryview]
+    stamps: Stamps = NO_STAMPS
 
     def value(self) -> Any:
         """Return the value, None if it has none; arrays are read-only. Raises what `pickle.loads` raises."""
@@ -207,13 +211,14 @@ def encode(
     value: object = None,
     arena: BlockWriter | None = None,
     serializer: Serializer = serialize,
+    stamps: Stamps = NO_STAMPS,
 ) -> list[Buffer]:
     """Return the bytes of a frame, as buffers that refer to the memory of arrays. Raises what the serializer raises.
 
     Large arrays are put into shared memory if there is an arena.
     """
     if value is None:
-        return [_HEADER.pack(kind, 0, job, 0)]
+        return [_HEADER.pack(kind, 0, job, 0, *stamps)]
     parts = serializer(value)
     lengths = [len(part) for part in parts]
     for i in range(1, len(parts)):
@@ -225,15 +230,15 @@ def encode(
             lengths[i] = len(parts[i]) | _BUFFER_BIT
         elif (start := arena.put(parts[i])) is not None:
             parts[i], lengths[i] = _IN_ARENA.pack(start, lengths[i]), _IN_ARENA.size | _ARENA_BIT
-    return _join(kind, job, parts, lengths)
+    return _join(kind, job, parts, lengths, stamps)
 
 
-def _join(kind: FrameKind, job: int, parts: list[Buffer], marked_lengths: list[int]) -> list[Buffer]:
+def _join(kind: FrameKind, job: int, parts: list[Buffer], marked_lengths: list[int], stamps: Stamps) -> list[Buffer]:
     lengths = [length & _LENGTH for length in marked_lengths]
     count = len(parts)
     table = struct.pack(f"<{count}Q", *marked_lengths) + _PADDING[-8 * count % _ALIGNMENT]
     size = len(table) + sum(map(_pad_length, lengths))
-    buffers: list[Buffer] = [_HEADER.pack(kind, count, job, size) + table]
+    buffers: list[Buffer] = [_HEADER.pack(kind, count, job, size, *stamps) + table]
     for part, length in zip(parts, lengths, strict=True):
         if length:
             buffers.append(part)
@@ -250,7 +255,7 @@ class FrameParser:
         self._small = memoryview(bytearray(_SMALL))
         self._end = 0
         self._large: memoryview | None = None
-        self._header = (0, 0, 0)
+        self._header = (0, 0, 0, NO_STAMPS)
         self._filled = 0
 
     def buffer(self) -> memoryview:
@@ -280,14 +285,15 @@ class FrameParser:
         frames: list[Frame] = []
         start = 0
         while self._end - start >= _HEADER.size:
-            kind, parts, job, size = _HEADER.unpack_from(self._small, start)
+            kind, parts, job, size, *moments = _HEADER.unpack_from(self._small, start)
+            stamps: Any = tuple(moments)
             body, end = start + _HEADER.size, start + _HEADER.size + size
             if end > self._end:
                 if _HEADER.size + size > _SMALL:
-                    self._begin_large((kind, job, parts), size, body)
+                    self._begin_large((kind, job, parts, stamps), size, body)
                     return frames
                 break
-            frames.append(self._frame(kind, job, parts, memoryview(bytes(self._small[body:end]))))
+            frames.append(self._frame(kind, job, parts, stamps, memoryview(bytes(self._small[body:end]))))
             start = end
         rest = self._end - start
         if start and rest:
@@ -295,14 +301,14 @@ class FrameParser:
         self._end = rest
         return frames
 
-    def _begin_large(self, header: tuple[int, int, int], size: int, body: int) -> None:
+    def _begin_large(self, header: tuple[int, int, int, Stamps], size: int, body: int) -> None:
         self._header = header
         self._large = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros first
         self._filled = self._end - body
         self._large[: self._filled] = self._small[body : self._end]
         self._end = 0
 
-    def _frame(self, kind: int, job: int, count: int, body: memoryview) -> Frame:
+    def _frame(self, kind: int, job: int, count: int, stamps: Stamps, body: memoryview) -> Frame:
         """Return the frame. Its blocks of shared memory are referenced from now on, even if it is never decoded."""
         start = _pad_length(8 * count)
         parts: list[memoryview] = []
@@ -319,7 +325,7 @@ class FrameParser:
                     part = self._shared.open_shared(number, offset, size, str(part[_IN_BUFFER.size :], "ascii"))
             parts.append(part)
             start = _pad_length(start + length)
-        return Frame(kind, job, parts)
+        return Frame(kind, job, parts, stamps)
 
 
 def _pad_length(length: int) -> int:

@@ -3,16 +3,17 @@
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from dragoman.core.callers import ANYONE
 from dragoman.core.calls import Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError
-from dragoman.system.call_times import CallTimes, get_times
-from dragoman.system.request_context import get_context, is_traced, values
+from dragoman.system.call_times import ClockOffset
+from dragoman.system.request_context import get_context, values
 from dragoman.workers import pool
 from dragoman.workers.channel import Channel
 from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
@@ -32,11 +33,11 @@ class Job:
     worker: the process that has it.
     credits: chunks that a stream in a thread may still send.
     context: of the request, for log lines.
-    times: of a traced request.
+    sent_s: when it was sent to the process that has it.
     repeats: how often it was sent again because its worker was lost.
     """
 
-    __slots__ = ("context", "credits", "deliver", "kind", "number", "repeats", "request", "times", "worker")
+    __slots__ = ("context", "credits", "deliver", "kind", "number", "repeats", "request", "sent_s", "worker")
 
     def __init__(self, number: int, kind: FrameKind, request: Request[Any] | None, deliver: Deliver) -> None:
         self.number = number
@@ -46,8 +47,7 @@ class Job:
         self.worker: Any = None
         self.repeats = 0
         self.context = get_context()
-        is_observed = type(self.context) is not int and is_traced(self.context)
-        self.times: CallTimes | None = get_times() if is_observed else None
+        self.sent_s = 0.0
         self.credits: threading.Semaphore | None = None
 
     @property
@@ -57,15 +57,13 @@ class Job:
     def cancel(self) -> None:
         """Ignore further results, and release the request: a worker may come to this job late."""
         self.deliver = _ignore
-        self.request = self.times = None
+        self.request = None
         if self.credits is not None:
             self.credits.release()
 
     def placeholder(self) -> "Job":
         """Return a cancelled job of the same number."""
-        cancelled = Job(self.number, self.kind, None, _ignore)
-        cancelled.times = None
-        return cancelled
+        return Job(self.number, self.kind, None, _ignore)
 
     def fields(self) -> tuple[Any, ...]:
         """Return the context and the fields of the request, from which the other process recreates them."""
@@ -205,6 +203,7 @@ class JobSender:
 
     def __init__(self) -> None:
         self.held: dict[int, Job] = {}
+        self.clock = ClockOffset()  # 0: the other process has the same clock
         self.channel: Channel
 
     def value_of(self, frame: Frame) -> Any:
@@ -222,6 +221,7 @@ class JobSender:
     def send(self, job: Job, frame: list[Buffer]) -> None:
         """Send a job: at once if the process is idle."""
         is_idle = not self.held
+        job.sent_s = time.monotonic()
         self.held[job.number] = job
         self.channel.send(frame, now=is_idle)
 
@@ -232,6 +232,19 @@ class JobSender:
         if job.number in self.held and not job.is_cancelled:
             job.cancel()
             self.channel.send(encode(FrameKind.CANCEL, job.number))
+
+    def take_stamps(self, job: Job, frame: Frame) -> None:
+        """Record when the other process has computed a call: as long as it says, after it was sent and before now."""
+        _, started_s, computed_s, _ = frame.stamps
+        if job.request is None or not started_s:
+            return
+        times, now_s = job.request.times, time.monotonic()
+        compute_s = max(0.0, min(computed_s - started_s, now_s - job.sent_s)) if computed_s else 0.0
+        times.started_s = min(max(job.sent_s, started_s - self.clock.offset_s), now_s - compute_s)
+        times.computed_s = times.started_s + compute_s if computed_s else 0.0
+
+    def take_times(self, job: Job, frame: Frame) -> None:
+        """Record the batch of a call and the calls that it made, of which only an engine knows."""
 
     def decode(self, frame: Frame) -> tuple[Any, DragomanError | None]:
         """Return the value of a frame, or the error that it carries or that decoding it raises."""
@@ -244,12 +257,11 @@ class JobSender:
     def deliver(self, frame: Frame) -> bool:
         """Deliver a frame to its job; return whether the job has ended."""
         job = self.held[frame.job]
-        value, error = self.decode(frame)
         if frame.kind == FrameKind.TIMES:
-            if job.times is not None and error is None:
-                with suppress(TypeError, ValueError):  # the fields of nested calls are not checked
-                    job.times.add_ages(value)
+            self.take_times(job, frame)
             return False
+        self.take_stamps(job, frame)
+        value, error = self.decode(frame)
         if frame.kind == FrameKind.CHUNK:
             job.deliver(value, error, error is not None)
             if error is not None:

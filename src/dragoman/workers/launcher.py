@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from dragoman.core.spec import ModelSpec
+from dragoman.system.process import explain_temporary_folder
 from dragoman.workers.child_process import ChildProcess
 from dragoman.workers.pool import load_error
 
@@ -81,10 +82,8 @@ class LocalLauncher:
         self._processes: list[tuple[str, ChildProcess]] = []  # with the device that each has
 
     async def launch(self) -> ChildProcess:
-        folder = None
+        folder = self._make_folder() if self._spec.working_directory == "own" else None
         try:
-            if self._spec.working_directory == "own":
-                folder = tempfile.TemporaryDirectory(prefix=f"dragoman-{self._spec.name}-", ignore_cleanup_errors=True)
             device = self._free_device()
             process = ChildProcess("dragoman.workers.process_group", self._spec.replicas, folder, device=device)
         except OSError as error:
@@ -94,6 +93,13 @@ class LocalLauncher:
         if device:
             self._processes.append((device, process))
         return process
+
+    def _make_folder(self) -> "tempfile.TemporaryDirectory[str]":
+        """Return a working directory of the process's own. Raises ModelFailed."""
+        try:
+            return tempfile.TemporaryDirectory(prefix=f"dragoman-{self._spec.name}-", ignore_cleanup_errors=True)
+        except OSError as error:
+            raise load_error(self._spec.name, f"working_directory 'own': {explain_temporary_folder(error)}") from error
 
     def _free_device(self) -> str:
         """Return the device with the fewest processes; "" if the workers have no devices."""

@@ -16,6 +16,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.spec import ModelSpec
 from dragoman.core.worker_status import WorkerStatus
+from dragoman.system.call_times import current_call
 from dragoman.system.coroutines import ensure_task
 from dragoman.system.request_context import set_context
 from dragoman.system.threads import limit_library_threads
@@ -317,15 +318,10 @@ class ThreadPool(JobRunner):
         if request is None:
             return
         set_context(job.context)
-        times, started_s = job.times, time.monotonic()
+        current_call.set(request.times)
         try:
             if job.credits is None:
-                try:
-                    answer = copy_outputs(executor.call(request), request.call)
-                finally:
-                    if times is not None:
-                        times.set_computed(started_s)
-                self._post(job, answer, None, True)
+                self._post(job, copy_outputs(executor.call(request), request.call), None, True)
             else:
                 self._compute_stream(executor, job, request, job.credits)
         except DragomanError as error:

@@ -81,6 +81,9 @@ class ProcessPool(JobRunner):
         )
         self._autoscaler = None if spec.launch is None or not is_elastic else self._make_autoscaler(spec.launch)
         self._recheck: asyncio.TimerHandle | None = None
+        # With a launcher, from the loss of the last worker on; `has_no_worker` once that was too long ago.
+        self._waiting_timer: asyncio.TimerHandle | None = None
+        self._has_no_worker = False
         self._scaling: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -187,6 +190,7 @@ class ProcessPool(JobRunner):
 
     async def close(self) -> None:
         self._open = False
+        self._end_waiting()
         if self._scaling is not None:
             self._scaling.cancel()
         replicas = await self.supervisor.close()
@@ -208,7 +212,7 @@ class ProcessPool(JobRunner):
     def submit(self, job: Job) -> None:
         if not self._open:
             raise unloading(self._spec)
-        if self.supervisor.has_given_up:
+        if self.supervisor.has_given_up or self._has_no_worker:
             raise self._not_ready()
         self._queue.append(job)
         self._dispatch()
@@ -338,6 +342,7 @@ class ProcessPool(JobRunner):
         if self._autoscaler is not None:
             self._autoscaler.record_start(replica)
         self._restarts = min(self._restarts + 1, self._exits)  # others have started late
+        self._end_waiting()
         self._report_readiness()
         self._dispatch()
         self.on_capacity()
@@ -359,10 +364,15 @@ class ProcessPool(JobRunner):
         again = [job for job in started if self._may_repeat(job, replica)]
         for job in started:
             if job not in again:
+                replica.estimate_start(job)
                 job.deliver(None, replica.lost_error(), True)
         self._requeue([*again, *held[len(started) :]])
         replica.held.clear()
         self._reject_if_given_up()
+        if self._spec.launch is not None and self._min_ready and not self.supervisor.running:
+            self._end_waiting()
+            loop = asyncio.get_running_loop()
+            self._waiting_timer = loop.call_later(self._spec.launch.wait_s, self._stop_waiting)
         self._report_readiness()
         self._dispatch()
 
@@ -373,11 +383,25 @@ class ProcessPool(JobRunner):
         job.repeats += 1
         return job.repeats <= _MAX_REPEATS
 
+    def _end_waiting(self) -> None:
+        self._has_no_worker = False
+        if self._waiting_timer is not None:
+            self._waiting_timer.cancel()
+
+    def _stop_waiting(self) -> None:
+        """Reject queued calls, and new ones, since no worker has come for too long."""
+        self._has_no_worker = True
+        log.error("model '%s': calls are rejected until a worker is there: %s", self._spec.name, self.waiting)
+        self._reject_queue()
+
+    def _reject_queue(self) -> None:
+        queued, self._queue = self._queue, deque()
+        for job in queued:
+            job.deliver(None, self._not_ready(), True)
+
     def _reject_if_given_up(self) -> None:
         if self.supervisor.has_given_up:
-            queued, self._queue = self._queue, deque()
-            for job in queued:
-                job.deliver(None, self._not_ready(), True)
+            self._reject_queue()
         if self.supervisor.is_crash_loop:
             log.error("model '%s': unavailable: %s", self._spec.name, self.unavailable)
             self._on_change()

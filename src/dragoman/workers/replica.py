@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, OutOfMemory, WorkerLost
-from dragoman.core.metrics import Family, Sample
+from dragoman.core.metrics import Family, with_labels
 from dragoman.core.spec import FileContent, ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus
+from dragoman.system.call_times import NO_STAMPS
 from dragoman.system.load_steps import LoadStep, current_observer, report_step
 from dragoman.workers.channel import Channel
 from dragoman.workers.file_contents import file_contents, send_files
@@ -152,9 +153,16 @@ class Replica(JobSender):
     def cancel(self, job: Job) -> None:
         """Cancel a job; kill the process if it still computes it after `cancel_grace_s`."""
         was_cancelled = job.is_cancelled
+        self.estimate_start(job)
         super().cancel(job)
         if job.number in self.held and not was_cancelled and self._spec.cancel_grace_s and not self._concurrent:
             self._check_later(job)
+
+    def estimate_start(self, job: Job) -> None:
+        """Record when a job began that is given up before the process has reported that; a waiting one never did."""
+        is_begun = self._concurrent or job.number == next(iter(self.held), 0)
+        if is_begun and job.request is not None and not job.request.times.started_s:
+            job.request.times.started_s = max(job.sent_s, 0.0 if self._concurrent else self._since_s)
 
     def _check_later(self, job: Job) -> None:
         asyncio.get_running_loop().call_later(self._spec.cancel_grace_s, self._kill_if_busy_with, job)
@@ -187,6 +195,11 @@ class Replica(JobSender):
             fields[5] -= time.monotonic()
             return self.channel.encode(job.kind, job.number, tuple(fields))
         return super().encode(job)
+
+    def take_stamps(self, job: Job, frame: Frame) -> None:
+        if self._has_own_clock and frame.stamps != NO_STAMPS:
+            self.clock.measure(job.sent_s, frame.stamps, time.monotonic())
+        super().take_stamps(job, frame)
 
     def value_of(self, frame: Frame) -> Any:
         return frame.message()
@@ -249,10 +262,7 @@ class Replica(JobSender):
         """Store metrics; none if they cannot be decoded."""
         label = {"replica": str(self._number)}
         families = found.families if isinstance(found, Measurements) else ()
-        self.measurements = tuple(
-            replace(f, samples=tuple(Sample(s.name, {**s.labels, **label}, s.value) for s in f.samples))
-            for f in families
-        )
+        self.measurements = tuple(with_labels(families, label))
 
     def _settle_loaded(self, loaded: Loaded | Placement, error: DragomanError | None) -> None:
         if self._loaded.done():

@@ -16,10 +16,10 @@ from dragoman.core import errors
 from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost, public_text
 from dragoman.core.spec import ModelSpec
-from dragoman.system.call_times import CallTimes, set_observed
+from dragoman.system.call_times import CallTimes, Stamps
 from dragoman.system.coroutines import Pending
 from dragoman.system.load_steps import LoadStep, observe_steps
-from dragoman.system.request_context import Context, is_traced, set_context
+from dragoman.system.request_context import Context, set_context
 from dragoman.workers.channel import Channel, receive, wait_until_writable
 from dragoman.workers.child_process import set_up_child
 from dragoman.workers.executor import Executor
@@ -169,50 +169,48 @@ def _encode_loaded(executor: Executor) -> list[Buffer]:
 
 
 class _ReceivedJob:
-    """A job that waits or runs in this process. credits: chunks that a stream may still send. times: if traced.
+    """A job that waits or runs in this process. credits: chunks that a stream may still send.
 
-    received_s: when it arrived, if its deadline is in seconds from then; None if it is by the clock of this machine.
+    received_s: when it arrived.
+    has_own_clock: whether its deadline is in seconds from then, not by the clock of this machine.
     """
 
     __slots__ = (
-        "_frame", "_received_s", "_request", "_started_s", "cancelled", "context", "credits", "is_call", "number",
-        "task", "times",
+        "_frame", "_has_own_clock", "_received_s", "_request", "cancelled", "context", "credits", "is_call", "number",
+        "task",
     )  # fmt: skip
 
-    def __init__(self, frame: Frame, received_s: float | None) -> None:
+    def __init__(self, frame: Frame, received_s: float, *, has_own_clock: bool) -> None:
         self.number = frame.job
         self.is_call = frame.kind == FrameKind.CALL
         self.cancelled = False
         self.context: Context = ()
         self.credits = asyncio.Semaphore(WINDOW)
         self.task: asyncio.Task[None] | None = None
-        self.times: CallTimes | None = None
-        self._started_s = 0.0
         self._frame = frame
         self._received_s = received_s
+        self._has_own_clock = has_own_clock
         self._request: Request[Any] | None = None
 
     def request(self) -> Request[Any]:
         """Return the request, and let log lines carry its id from now on."""
         if self._request is None:
             self.context, *fields = self._frame.value()
-            if self._received_s is not None and fields[4] is not None:
+            if self._has_own_clock and fields[4] is not None:
                 fields[4] += self._received_s
             self._request = Request(*fields)
-            if is_traced(self.context):
-                self.times, self._started_s = CallTimes(), time.monotonic()
         set_context(self.context)
-        set_observed(self.times)
         return self._request
 
-    def end(self, serializer: Serializer) -> list[Buffer]:
-        """Return the frame with the times of a traced job, which has ended now."""
+    @property
+    def times(self) -> CallTimes:
+        return CallTimes() if self._request is None else self._request.times
+
+    @property
+    def stamps(self) -> Stamps:
+        """The moments of the call: received, began, computed, and now."""
         times = self.times
-        if times is None:
-            return []
-        if not times.computed_s:  # otherwise the pools of this process have measured it
-            times.set_computed(self._started_s + times.queue_s)
-        return encode(FrameKind.TIMES, self.number, times.to_ages(), serializer=serializer)
+        return times.arrived_s or self._received_s, times.started_s, times.computed_s, time.monotonic()
 
 
 class CallExecutor(Protocol):
@@ -298,8 +296,8 @@ class Worker:
     def _handle_frame(self, frame: Frame) -> None:
         match frame.kind:
             case FrameKind.CALL | FrameKind.STREAM:
-                received_s = time.monotonic() if self._has_own_clock else None
-                self._jobs[frame.job] = job = _ReceivedJob(frame, received_s)
+                job = _ReceivedJob(frame, time.monotonic(), has_own_clock=self._has_own_clock)
+                self._jobs[frame.job] = job
                 self._waiting.append(job)
             case FrameKind.CREDIT if frame.job in self._jobs:
                 for _ in range(frame.value()):
@@ -356,8 +354,9 @@ class Worker:
             self._start_task(job).add_done_callback(lambda _task: self._compute_next())
             return
         try:
-            last = encode(FrameKind.END, job.number)
-            if not job.cancelled:
+            if job.cancelled:
+                last = encode(FrameKind.END, job.number)
+            else:
                 last = self._encode(FrameKind.RESPONSE, job, self._executor.call(job.request()))
         except BaseException as error:
             last = self._encode_error(job, error)
@@ -375,7 +374,7 @@ class Worker:
         self._start_waiting()
 
     async def _run(self, job: _ReceivedJob, pending: Pending[Any] | None) -> None:
-        last = encode(FrameKind.END, job.number)
+        last = None
         try:
             if not job.cancelled:
                 request = job.request()
@@ -387,7 +386,7 @@ class Worker:
         except BaseException as error:
             if not job.cancelled:  # a cancelled job ends with END
                 last = self._encode_error(job, error)
-        self._finish(job, last)
+        self._finish(job, last or encode(FrameKind.END, job.number, stamps=job.stamps))
 
     async def _stream(self, job: _ReceivedJob, request: Request[Any]) -> None:
         async with aclosing(self._executor.stream_async(request)) as chunks:
@@ -402,13 +401,15 @@ class Worker:
         _exit_if_forked(self._pid)
         del self._jobs[job.number]
         set_context(())
-        set_observed(None)
-        self._channel.send([*job.end(self._serializer), *last] if job.times is not None else last, now=now)
+        times = job.times
+        if times.batch is not None or times.nested:  # of an engine in this process
+            last = [*encode(FrameKind.TIMES, job.number, times, serializer=self._serializer), *last]
+        self._channel.send(last, now=now)
 
     def _encode(self, kind: FrameKind, job: _ReceivedJob, value: Any) -> list[Buffer]:
         _exit_if_forked(self._pid)  # before it writes to the memory that the worker shares with the server
         try:
-            return self._channel.encode(kind, job.number, value)
+            return self._channel.encode(kind, job.number, value, job.stamps)
         except Exception as error:
             reason = f"its response cannot be sent from the worker process: {public_text(error)}"
             raise ModelFailed(f"model '{self._executor.name}' failed: {reason}") from error
@@ -417,7 +418,7 @@ class Worker:
         if isinstance(error, WorkerLost):
             self._unavailable()
         failure = f"model '{self._executor.name}' failed"
-        return self._channel.encode(FrameKind.ERROR, job.number, _public_error(error, failure))
+        return self._channel.encode(FrameKind.ERROR, job.number, _public_error(error, failure), job.stamps)
 
 
 def _public_error(error: BaseException, failure: str) -> DragomanError:

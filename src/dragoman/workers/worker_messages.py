@@ -269,7 +269,7 @@ class Measurements(NamedTuple):
 
 def _measurements_rows(value: Measurements, _arrays: list[Any]) -> list[_FamilyRow]:
     """Raises ValidationError for invalid names and labels."""
-    rows = ((f, [(s.name, s.labels, float(s.value)) for s in f.samples]) for f in value.families)
+    rows = ((f, [(s.name, s.labels, float(s.value)) for s in f.flat]) for f in value.families)
     return msgspec.convert([(f.name, f.kind, f.help, samples) for f, samples in rows], list[_FamilyRow])
 
 

@@ -1,6 +1,6 @@
 """Routes of the console: its page at `/` for browsers and at `/console`, its files, and the recent requests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,11 @@ _SUFFIXES = {".js", ".mjs", ".css", ".svg"}
 _FILES = {path.name: path for path in (*_ROOT.glob("static/*"), *_ROOT.glob("vendor/*/*")) if path.suffix in _SUFFIXES}
 _PAGE = html_response((_ROOT / "static" / "console.html").read_text())
 _MAX_LISTED = 200
+# What the page asks for at intervals, under paths of its own: it must not count as requests of clients.
+_POLLED = {
+    ("GET", "/v2/repository/status"): "/console/status",
+    ("POST", "/v2/repository/index"): "/console/index",
+}
 
 
 class RequestHistory(Protocol):
@@ -44,11 +49,22 @@ def with_console(protocols: Sequence[HttpProtocol], history: RequestHistory | No
     """
     changed = [replace(p, routes=tuple(_for_browsers(route) for route in p.routes)) for p in protocols]
     routes = [public_route("/console", _console), files_route("/console/assets", _FILES)]
+    routes += [replace(route, pattern=path, operation=None) for route, path in _polled(protocols)]
     if history is not None:
         routes += _history_routes(history)
     if not any(route.pattern == "/" for p in protocols for route in p.routes if route.method == "GET"):
         routes.append(_for_browsers(public_route("/", _no_page)))
     return [*changed, HttpProtocol("console", tuple(routes), protocols[0].format_error)]
+
+
+def _polled(protocols: Sequence[HttpProtocol]) -> Iterator[tuple[Route, str]]:
+    """Yield the routes that the page polls, with the paths that it uses."""
+    for protocol in protocols:
+        for route in protocol.routes:
+            if path := _POLLED.get((route.method, route.pattern)):
+                yield route, path
+        if protocol.label == "metrics" and protocol.routes:
+            yield protocol.routes[0], "/console/metrics"
 
 
 def _for_browsers(route: Route) -> Route:

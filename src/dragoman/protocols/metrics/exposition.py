@@ -1,60 +1,77 @@
-"""Formats of metrics: the Prometheus text format, and OpenMetrics by the official client library."""
+"""Formats of metrics: the Prometheus text format and OpenMetrics, compressed with gzip if the client accepts it."""
 
-import importlib.util
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
-from dragoman.core.metrics import Family
+from dragoman.core.metrics import Distribution, Family, Labels
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+# Samples that are formatted before other threads run: a fraction of a millisecond.
+_PIECE = 200
+# Shorter texts are not compressed.
+_MIN_COMPRESSED = 4096
+_GZIP = zlib.MAX_WBITS | 16
 
 
-def encode(families: Sequence[Family], accept: str) -> tuple[bytes, str]:
-    """Return the metrics and their content type.
+def encode(families: Iterable[Family], accept: str) -> tuple[bytes, str]:
+    """Return the metrics and their content type: OpenMetrics if `accept` names it.
 
-    The format is OpenMetrics if `accept` names it and prometheus_client is installed. OpenMetrics
-    does not allow colons in names, as in those of vLLM: such metrics are always sent as text.
+    OpenMetrics does not allow colons in names, as in those of vLLM: such metrics are always sent as text. Call it in a
+    thread: it lets others run in between, since there may be hundreds of thousands of samples.
     """
-    wants_openmetrics = "application/openmetrics-text" in accept and not any(":" in f.name for f in families)
-    if wants_openmetrics and importlib.util.find_spec("prometheus_client") is not None:
-        from prometheus_client.openmetrics import exposition
-
-        registry: Any = _Collector(families)
-        return exposition.generate_latest(registry), exposition.CONTENT_TYPE_LATEST
-    return "".join(_lines(families)).encode(), _TEXT
-
-
-class _Collector:
-    """Registry of prometheus_client that collects our metric families."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.metrics_core import Metric
-
-        for family in self._families:
-            kind: str = "unknown" if family.kind == "untyped" else family.kind
-            # OpenMetrics requires the suffix of counters, which TGI's and Triton's names do not have.
-            if kind == "counter" and not family.name.endswith("_total"):
-                kind = "unknown"
-            name = family.name.removesuffix("_total") if kind == "counter" else family.name
-            metric = Metric(name, family.help, kind)
-            for sample in family.samples:
-                metric.add_sample(sample.name, dict(sample.labels), sample.value)
-            yield metric
+    families = [*families]
+    is_open = "application/openmetrics-text" in accept and not any(":" in f.name for f in families)
+    lines = _lines(families, is_open=is_open)
+    text: list[str] = []
+    for number, line in enumerate(lines):
+        text.append(line)
+        if not number % _PIECE:
+            time.sleep(0)
+    if is_open:
+        text.append("# EOF\n")
+    return "".join(text).encode(), _OPENMETRICS if is_open else _TEXT
 
 
-def _lines(families: Iterable[Family]) -> Iterable[str]:
+def compress(body: bytes, accept_encoding: str) -> tuple[bytes, bool]:
+    """Return the body, compressed with gzip if the client accepts that and it is not short, and whether it is."""
+    if len(body) < _MIN_COMPRESSED or "gzip" not in accept_encoding.lower():
+        return body, False
+    compressor = zlib.compressobj(level=1, wbits=_GZIP)
+    return compressor.compress(body) + compressor.flush(), True
+
+
+def _lines(families: Iterable[Family], *, is_open: bool) -> Iterator[str]:
     for family in families:
+        kind: str = family.kind
         help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
-        yield f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.kind}\n"
+        name = family.name
+        if is_open:
+            help_text = help_text.replace('"', '\\"')
+            # OpenMetrics requires the suffix of counters, which TGI's and Triton's names do not have.
+            is_unknown = kind == "untyped" or (kind == "counter" and not name.endswith("_total"))
+            kind, name = "unknown" if is_unknown else kind, name.removesuffix("_total") if kind == "counter" else name
+        yield f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
         for sample in family.samples:
             yield f"{sample.name}{_labels(sample.labels)} {_number(sample.value)}\n"
+        for distribution in family.distributions:
+            yield from _distribution(distribution)
 
 
-def _labels(labels: Mapping[str, str]) -> str:
+def _distribution(sample: Distribution) -> Iterator[str]:
+    labels = _labels(sample.labels)
+    before = f"{sample.name}_bucket{labels[:-1]}," if labels else f"{sample.name}_bucket{{"
+    counts = [*accumulate(sample.counts)]
+    for bound, count in zip(sample.bounds, counts, strict=False):
+        yield f'{before}le="{bound}"}} {count}\n'
+    yield f'{before}le="+Inf"}} {counts[-1]}\n'
+    yield f"{sample.name}_sum{labels} {_number(sample.sum)}\n{sample.name}_count{labels} {counts[-1]}\n"
+
+
+def _labels(labels: Labels) -> str:
     return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}" if labels else ""
 
 

@@ -1,8 +1,10 @@
 """Metrics of the server and its models in the Prometheus formats, also by the names of TGI, vLLM and Triton."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from urllib.parse import parse_qs
+
+from msgspec import structs
 
 from dragoman.core.calls import Measure, Request, Response
 from dragoman.core.errors import DragomanError, Forbidden, NotReady, PathNotFound, RateLimited, Unauthorized
@@ -108,7 +110,7 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
 
 def _sum_samples(name: str, counter: _Counter, family: Family) -> Family:
     sums: dict[tuple[tuple[str, str], ...], float] = {}
-    for sample in family.samples:
+    for sample in family.flat:
         labels = counter.relabel(sample.labels)
         if labels is not None:
             key = tuple(labels.items())
@@ -117,8 +119,9 @@ def _sum_samples(name: str, counter: _Counter, family: Family) -> Family:
 
 
 def _rename(name: str, family: Family) -> Family:
-    samples = (replace(each, name=name + each.name.removeprefix(family.name)) for each in family.samples)
-    return Family(name, family.kind, family.help, tuple(samples))
+    samples = tuple(structs.replace(s, name=name + s.name.removeprefix(family.name)) for s in family.samples)
+    distributions = tuple(structs.replace(each, name=name) for each in family.distributions)
+    return structs.replace(family, name=name, samples=samples, distributions=distributions)
 
 
 def _without(labels: Labels, *names: str) -> Labels:
@@ -165,9 +168,11 @@ def _metrics(http: HttpRequest, also: _Families | None) -> EngineCall[tuple[Fami
         exported = response.answer if also is None else (*response.answer, *also(response.answer))
         selected = [family for family in exported if not names or family.name in names]
         text, content_type = exposition.encode(selected, http.headers.get("accept", ""))
-        return HttpResponse(200, (text,), (("content-type", content_type),))
+        body, is_compressed = exposition.compress(text, http.headers.get("accept-encoding", ""))
+        encoding = (("content-encoding", "gzip"),) if is_compressed else ()
+        return HttpResponse(200, (body,), (("content-type", content_type), ("vary", "accept-encoding"), *encoding))
 
-    return EngineCall(Request(Measure()), format_response)
+    return EngineCall(Request(Measure()), format_response, in_thread=True)
 
 
 def _format_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:

@@ -15,7 +15,7 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
 
     Counters without the suffix `_total` are untyped, as newer formats require.
     """
-    known = {family.name: family.samples for family in ours}
+    known = {family.name: (*family.flat,) for family in ours}
     calls = [s for s in known.get("dragoman_calls_total", ()) if s.labels["call"] == "Infer"]
     succeeded = _sum(calls, lambda s: s.labels["outcome"] == "ok")
     batches = _sum(known.get("dragoman_batch_calls", ()), _is_count)
@@ -29,8 +29,15 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
     alone = {
         key: max(0.0, count - batched_calls.get(key, 0.0) - hits.get(key, 0.0)) for key, count in succeeded.items()
     }
-    durations = [s for s in known.get("dragoman_call_duration_seconds", ()) if s.labels["call"] == "Infer"]
-    queue = _sum(known.get("dragoman_queue_seconds", ()), _is_sum)
+    durations = [
+        s
+        for s in known.get("dragoman_call_duration_seconds", ())
+        if s.labels["call"] == "Infer" and s.labels["outcome"] == "ok"
+    ]
+    queue, compute = (
+        _sum((s for s in known.get(name, ()) if s.labels["call"] == "Infer"), _is_sum)
+        for name in ("dragoman_queue_seconds", "dragoman_compute_seconds")
+    )
     total = _sum(durations, _is_sum)
     yield _family("nv_inference_request_success", "Inference requests that succeeded.", succeeded)
     yield _failures([s for s in calls if s.labels["outcome"] != "ok"])
@@ -39,13 +46,16 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
     waiting = _sum(known.get("dragoman_queued_calls", ()), lambda _: True)
     models = dict.fromkeys(_sum(known.get("dragoman_model_ready", ()), lambda _: True), 0.0)
     yield _family("nv_inference_pending_request_count", "Requests in the queue.", models | waiting, "gauge")
-    microseconds = {key: seconds * _MICROSECONDS for key, seconds in total.items()}
+    microseconds = {key: total.get(key, 0.0) * _MICROSECONDS for key in models}
     yield _family("nv_inference_request_duration_us", "Duration of requests in microseconds.", microseconds)
     if "dragoman_response_cache_bytes" in known:
         yield _family("nv_cache_num_hits_per_model", "Requests answered from the response cache.", hits)
         yield _family("nv_cache_num_misses_per_model", "Requests that the cache could not answer.", misses)
-    waited = {key: queue.get(key, 0.0) * _MICROSECONDS for key in total}
-    yield _family("nv_inference_queue_duration_us", "Time in the queue in microseconds.", waited)
+    for name, line, seconds in (
+        ("nv_inference_queue_duration_us", "Time in the queue in microseconds.", queue),
+        ("nv_inference_compute_infer_duration_us", "Time of computing in microseconds.", compute),
+    ):
+        yield _family(name, line, {key: seconds.get(key, 0.0) * _MICROSECONDS for key in models})
 
 
 def _is_sum(sample: Sample) -> bool:

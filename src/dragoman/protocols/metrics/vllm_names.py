@@ -32,21 +32,21 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
     for name, own in {**_HISTOGRAMS, **_SAME_KIND}.items():
         if own in known:
             family = known[own]
-            samples = [(name + s.name.removeprefix(own), s.labels, s.value) for s in family.samples]
+            samples = [(name + s.name.removeprefix(own), s.labels, s.value) for s in family.flat]
             yield _family(name, family.kind, family.help, samples)
     for name, own in _SUMS.items():
         if own in known:
-            samples = [(name, s.labels, s.value) for s in known[own].samples if s.name == f"{own}_sum"]
+            samples = [(name, s.labels, s.value) for s in known[own].flat if s.name == f"{own}_sum"]
             yield _family(name, "counter", f"Sum of {own}.", samples)
     calls = known.get("dragoman_calls_total")
     if calls is not None:
-        succeeded = [s for s in calls.samples if s.labels["call"] == "Generate" and s.labels["outcome"] == "ok"]
+        succeeded = [s for s in calls.flat if s.labels["call"] == "Generate" and s.labels["outcome"] == "ok"]
         name = "vllm:request_success_total"
         yield _family(name, "counter", "Requests that succeeded.", [(name, s.labels, s.value) for s in succeeded])
     blocks = known.get("dragoman_text_cache_blocks")
     if blocks is not None:
         name, line = "vllm:cache_config_info", "Size of the key-value cache; the value is 1."
-        infos = [{**_labels(s.labels), **_sizes(s)} for s in blocks.samples]
+        infos = [{**_labels(s.labels), **_sizes(s)} for s in blocks.flat]
         yield Family(name, "gauge", line, tuple(Sample(name, labels, 1) for labels in infos))
 
 

@@ -84,6 +84,7 @@ class ModelStatus(ModelState):
 
 class ServerStatus(msgspec.Struct):
     ready: bool
+    may_control: bool
     models: Sequence[ModelStatus]
 
 
@@ -167,8 +168,8 @@ def health(summary: str, body: type, *, has_body: bool) -> Operation:
     return Operation(summary, {200: bodies, 400: {JSON: (body, ErrorMessage)} if has_body else {}})
 
 
-def server_status(ready: bool, entries: Sequence[IndexEntry]) -> ServerStatus:
-    """Return the message about these model versions."""
+def server_status(ready: bool, may_control: bool, entries: Sequence[IndexEntry]) -> ServerStatus:
+    """Return the message about these model versions, and whether the caller may load and unload some."""
     models = [
         ModelStatus(
             entry.name,
@@ -180,4 +181,4 @@ def server_status(ready: bool, entries: Sequence[IndexEntry]) -> ServerStatus:
         )
         for entry in entries
     ]
-    return ServerStatus(ready, models)
+    return ServerStatus(ready, may_control, models)

@@ -17,6 +17,7 @@ from dragoman.core.calls import (
     ListModels,
     Live,
     Load,
+    MayControl,
     ModelDescription,
     ModelStatistics,
     ReadStatistics,
@@ -273,11 +274,15 @@ class OpenInferenceRest:
         )
 
     def status(self, http: HttpRequest) -> PreliminaryCall[bool]:
-        """Not in the specification: states, reasons and worker processes, for `dragoman status`."""
+        """Not in the specification: states, reasons and worker processes, for `dragoman status` and the console."""
+        token = bearer_token(http.headers)
 
-        def then(ready: Response[bool]) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
-            states = Request(States(bearer_token(http.headers)))
-            return EngineCall(states, lambda r: _message(messages.server_status(ready.answer, r.answer)))
+        def list_states(ready: bool, may_control: bool) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
+            states = Request(States(token))
+            return EngineCall(states, lambda r: _message(messages.server_status(ready, may_control, r.answer)))
+
+        def then(ready: Response[bool]) -> PreliminaryCall[bool]:
+            return PreliminaryCall(Request(MayControl(token)), lambda may: list_states(ready.answer, may.answer))
 
         return PreliminaryCall(Request(Ready()), then)
 

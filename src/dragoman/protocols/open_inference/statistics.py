@@ -79,8 +79,8 @@ def _statistics(model: ModelStatistics) -> Statistics:
         fail=_duration(model.failed, model.fail_s),
         queue=_duration(count, model.queue_s),
         compute_input=Duration(computed),
-        compute_infer=_duration(computed, max(0.0, model.success_s - model.queue_s)),
-        compute_output=Duration(computed),
+        compute_infer=_duration(computed, model.compute_s),
+        compute_output=_duration(computed, max(0.0, model.success_s - model.queue_s - model.compute_s)),
         cache_hit=Duration(model.cache_hits),
         cache_miss=Duration(model.cache_misses),
     )

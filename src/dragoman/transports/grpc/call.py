@@ -17,6 +17,7 @@ from dragoman.transports.grpc.handlers import GrpcError, public_error
 from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.limits import Limits
+from dragoman.transports.observation import RequestRecord
 
 PREFIX_BYTES: Final = 5
 prefix = struct.Struct(">BI")
@@ -152,14 +153,18 @@ class GrpcCall:
         "context",
         "deadline_s",
         "headers",
+        "record",
     )  # fmt: skip
 
-    def __init__(self, server: CallServer, stream: Http2Stream, headers: CallHeaders) -> None:
+    def __init__(
+        self, server: CallServer, stream: Http2Stream, headers: CallHeaders, record: RequestRecord | None
+    ) -> None:
         self._server = server
         self._stream = stream
         self.connection = stream.connection
         self.headers = headers
-        self.context = new_context(headers.request_id)
+        self.record = record
+        self.context = new_context(headers.request_id) if record is None else record.context
         self.deadline_s = None if headers.timeout_s is None else time.monotonic() + headers.timeout_s
         self._messages: MessageReader | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -287,6 +292,8 @@ class GrpcCall:
     def count(self, status: str, sent: int = 0) -> None:
         """Count the end of the call, whose response has `sent` bytes."""
         self.headers.statuses[status] += 1
+        if self.record is not None:
+            self._server.executor.observation.end(self.record, status, sent)
 
     # --- the end -------------------------------------------------------------------------------------------------
 

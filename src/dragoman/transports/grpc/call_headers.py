@@ -88,7 +88,8 @@ class CallHeaders:
     `error`: why the call is rejected, or None.
     `health`: it is a health check.
     `request_id`: the client's, or "".
-    `statuses`: ended calls of the service by status.
+    `protocol`: its name in metrics and logs, "none" for an unknown method.
+    `statuses`: ended calls of the protocol by status.
     `caller`: who has sent it.
     """
 
@@ -99,7 +100,7 @@ class CallHeaders:
     error: GrpcError | None
     health: bool
     request_id: str
-    service: str
+    protocol: str
     path: str
     statuses: Statuses
     caller: Caller = ANYONE
@@ -129,10 +130,10 @@ def parse_call_headers(
     metadata = {name: value for name, value in fields.items() if _is_metadata(name)}
     health = handler is not None and handler.health
     encoding = "" if encoding == "identity" else encoding
-    service = "none" if handler is None else headers.path.split("/")[1]
-    statuses, request_id = counters.statuses(service), client_request_id(fields)
+    protocol = "none" if handler is None else handler.protocol or headers.path.split("/")[1]
+    statuses, request_id = counters.statuses(protocol, CODES, is_health=health), client_request_id(fields)
     return CallHeaders(
-        handler, metadata, timeout_s, encoding, error, health, request_id, service, headers.path, statuses
+        handler, metadata, timeout_s, encoding, error, health, request_id, protocol, headers.path, statuses
     )
 
 

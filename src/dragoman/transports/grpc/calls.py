@@ -13,13 +13,12 @@ from dragoman.access.control import AccessControl
 from dragoman.core.errors import DragomanError
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol, Role
-from dragoman.system.request_context import new_context, running_in_thread
-from dragoman.system.trace_context import PARENT
+from dragoman.system.request_context import Context, new_context, running_in_thread
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call import GrpcCall
-from dragoman.transports.grpc.call_headers import CallHeaders, parse_call_headers, trailers_only
+from dragoman.transports.grpc.call_headers import CODES, CallHeaders, parse_call_headers, trailers_only
 from dragoman.transports.grpc.handlers import (
     GrpcError,
     Handler,
@@ -29,7 +28,6 @@ from dragoman.transports.grpc.handlers import (
     table_handlers,
 )
 from dragoman.transports.grpc.method_calls import StreamCall, UnaryCall
-from dragoman.transports.grpc.observed import ObservedStreamCall, ObservedUnaryCall, observe_rejected
 from dragoman.transports.grpc.services import Health, Reflection
 from dragoman.transports.http2.fields import encode_fields, encode_request_id
 from dragoman.transports.http2.limits import http2_limits
@@ -39,7 +37,7 @@ from dragoman.transports.http2.stream import Http2Handler, Http2Service, Http2St
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 from dragoman.transports.loop_delay import LOOP_LATE
-from dragoman.transports.observation import Observation, ObservedEngine
+from dragoman.transports.observation import Observation, RequestRecord
 
 # Health checks at a time of one connection; no other limit holds for them, so that no other client can stop them.
 MAX_HEALTH_CALLS = 16
@@ -137,14 +135,13 @@ class GrpcCalls:
         self.running = running_in_thread()
         self.stopping: asyncio.Future[None] = self.loop.create_future()
         self._engine: CallHandler = engine
-        observation: Observation | None = executor.observation
-        self._sampler = None if observation is None else observation.sampler
-        self._is_logged = observation is not None and observation.request_log is not None
-        if observation is not None:
-            engine = self._engine = ObservedEngine(engine)
+        self._observation: Observation | None = executor.observation
         self._protocols = protocols
         self._access = access
         self.handlers: Mapping[str, Handler] = make_handlers(engine, protocols, self.stopping, executor)
+        for path, handler in self.handlers.items():  # exported before the first call
+            protocol = handler.protocol or path.split("/")[1]
+            executor.counters.statuses(protocol, CODES, is_health=handler.health)
         self._calls: set[GrpcCall] = set()
         self._admission = Admission(limits, executor.counters.rejected)
         self._idle: asyncio.Future[None] | None = None
@@ -168,19 +165,22 @@ class GrpcCalls:
         error = error or self._shed(call_headers) or self._admission.enter(stream.connection, call_headers.health)
         if error is not None:
             return self._reject(stream, call_headers, error)
-        is_unary, sampler, trace = isinstance(call_headers.handler, UnaryHandler), self._sampler, None
-        if sampler is not None:
-            sampler.countdown -= 1
-            if sampler.countdown <= 0 or PARENT in call_headers.metadata:
-                trace = sampler.trace(call_headers.metadata, call_headers.health)
-        if trace is not None or self._is_logged:
-            observed_class = ObservedUnaryCall if is_unary else ObservedStreamCall
-            call: GrpcCall = observed_class(self, stream, call_headers, trace)
-        else:
-            call = (UnaryCall if is_unary else StreamCall)(self, stream, call_headers)
+        record = None
+        if self._observation is not None:
+            record = self._observe(self._observation, call_headers, new_context(call_headers.request_id))
+        call_class = UnaryCall if isinstance(call_headers.handler, UnaryHandler) else StreamCall
+        call: GrpcCall = call_class(self, stream, call_headers, record)
         if ended:
             call.receive(b"", 0, 0, True)
         return call
+
+    def _observe(self, observation: Observation, headers: CallHeaders, context: Context) -> RequestRecord | None:
+        record = observation.begin(
+            context, headers.protocol, "POST", headers.path, headers.metadata, is_health=headers.health
+        )
+        if record is not None:
+            record.is_grpc = True
+        return record
 
     def _needs_check(self, role: Role) -> bool:
         """Return whether a call must be authorized. The rules for web pages do not hold: browsers cannot send one."""
@@ -227,8 +227,11 @@ class GrpcCalls:
     def _reject(self, stream: Http2Stream, headers: CallHeaders, error: GrpcError) -> Http2Handler:
         headers.statuses[error.status] += 1
         context = new_context(headers.request_id)
-        if self.executor.observation is not None:
-            observe_rejected(self.executor.observation, headers, error.status, context)
+        if self._observation is not None:
+            record = self._observe(self._observation, headers, context)
+            if record is not None:
+                record.is_rejected = True
+                self._observation.end(record, error.status, 0)
         request_id = encode_request_id(context)
         stream.send_headers(trailers_only(error) + request_id, ended=True)
         return IgnoredRequest()

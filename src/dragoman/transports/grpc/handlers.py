@@ -15,6 +15,7 @@ from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
     Buffer,
+    CallRecord,
     EngineCall,
     GrpcMethod,
     GrpcProtocol,
@@ -66,6 +67,9 @@ class Peer(Protocol):
     @property
     def caller(self) -> Caller: ...
 
+    @property
+    def record(self) -> CallRecord | None: ...
+
     async def read(self) -> Any:
         """Return the next message, None after the last."""
 
@@ -88,6 +92,7 @@ class UnaryHandler:
     health: bool = False
     role: Role = "read"
     with_engine: "Callable[[CallHandler], UnaryHandler] | None" = None
+    protocol: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,7 @@ class StreamHandler:
     health: bool = False
     role: Role = "read"
     with_engine: "Callable[[CallHandler], StreamHandler] | None" = None
+    protocol: str = ""
 
 
 Handler = UnaryHandler | StreamHandler
@@ -131,7 +137,9 @@ class UnaryMethod:
     executor: MessageExecutor
 
     def handler(self) -> UnaryHandler:
-        return UnaryHandler(self.answer, self.begin, self.method.health, self.method.role, self._with_engine)
+        return UnaryHandler(
+            self.answer, self.begin, self.method.health, self.method.role, self._with_engine, self.protocol.key
+        )
 
     def _with_engine(self, engine: CallHandler) -> UnaryHandler:
         return UnaryMethod(engine, self.protocol, self.method, self.executor).handler()
@@ -152,6 +160,8 @@ class UnaryMethod:
         try:
             exchange = self.method.endpoint(request)
             own_id = exchange.request.id
+            if request.record is not None:
+                request.record.set_call(exchange.request)
             response = self.engine.begin(exchange.request)
             if not isinstance(response, Response) or weight(response.answer) > LARGE:
                 return self._rest(exchange, response, request.context)
@@ -166,6 +176,8 @@ class UnaryMethod:
             exchange = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
         except Exception as error:
             raise status_error(self.protocol, public_error(error, request.context)) from error
+        if request.record is not None:
+            request.record.set_call(exchange.request)
         return await self._rest(exchange, self.engine.call(exchange.request), request.context)
 
     async def _rest(
@@ -195,7 +207,9 @@ class StreamMethod:
     executor: MessageExecutor
 
     def handler(self) -> StreamHandler:
-        return StreamHandler(self.talk, role=self.method.role, with_engine=self._with_engine)
+        return StreamHandler(
+            self.talk, role=self.method.role, with_engine=self._with_engine, protocol=self.protocol.key
+        )
 
     def _with_engine(self, engine: CallHandler) -> StreamHandler:
         return StreamMethod(engine, self.protocol, self.method, self.stopping, self.executor).handler()
@@ -203,7 +217,7 @@ class StreamMethod:
     async def talk(self, peer: Peer) -> None:
         async with aclosing(read_messages(peer, self.stopping)) as bodies:
             async for body in bodies:
-                request = GrpcRequest(body, peer.metadata, peer.deadline_s, peer.context, peer.caller)
+                request = GrpcRequest(body, peer.metadata, peer.deadline_s, peer.context, peer.caller, peer.record)
                 async with aclosing(self._answers(request, peer)) as answers:
                     async for answer in answers:
                         await self._send(request, answer, peer)
@@ -219,6 +233,8 @@ class StreamMethod:
             own_id = stream.request.id
             if isinstance(stream, PreliminaryCall):
                 stream = stream.then(await self.engine.call(stream.request))
+            if request.record is not None:
+                request.record.set_call(stream.request)
             async with aclosing(self.engine.stream(stream.request)) as pieces:
                 async for piece in pieces:
                     yield await self._format(stream.format_chunk, piece, peer)

@@ -26,6 +26,7 @@ from dragoman.transports.grpc.call_headers import OK, RESPONSE_HEADERS, CallHead
 from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, UnaryHandler, chunks_of
 from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Http2Stream
+from dragoman.transports.observation import RequestRecord
 
 log = logging.getLogger("dragoman.grpc")
 
@@ -38,8 +39,10 @@ class UnaryCall(GrpcCall):
 
     __slots__ = ("_message",)
 
-    def __init__(self, server: CallServer, stream: Http2Stream, headers: CallHeaders) -> None:
-        GrpcCall.__init__(self, server, stream, headers)  # faster than by `super()`
+    def __init__(
+        self, server: CallServer, stream: Http2Stream, headers: CallHeaders, record: RequestRecord | None
+    ) -> None:
+        GrpcCall.__init__(self, server, stream, headers, record)  # faster than by `super()`
         self._message: Buffer | None = None
         self._began_s = server.loop.time()
 
@@ -95,8 +98,10 @@ class UnaryCall(GrpcCall):
     def _answer(self, handler: UnaryHandler, message: Buffer) -> None:
         if self._is_closed:
             return
-        headers = self.headers
-        request = GrpcRequest(message, headers.metadata, self.deadline_s, self.context, headers.caller)
+        record, headers = self.record, self.headers
+        if record is not None:
+            record.received = len(message)
+        request = GrpcRequest(message, headers.metadata, self.deadline_s, self.context, headers.caller, record)
         if handler.begin is None:
             self._begin(handler.answer(request))
             return
@@ -125,7 +130,7 @@ class UnaryCall(GrpcCall):
         assert isinstance(handler, UnaryHandler)
         message = await self.decompress_message(compressed)
         headers = self.headers
-        request = GrpcRequest(message, headers.metadata, self.deadline_s, self.context, headers.caller)
+        request = GrpcRequest(message, headers.metadata, self.deadline_s, self.context, headers.caller, self.record)
         return await handler.answer(request)
 
     def _begin(self, answering: Coroutine[Any, Any, Reply | GrpcResponse]) -> None:
@@ -168,12 +173,18 @@ class UnaryCall(GrpcCall):
 
 
 class StreamCall(GrpcCall):
-    """The `Peer` of a handler. The client can send one window more than the handler has read."""
+    """The `Peer` of a handler. The client can send one window more than the handler has read.
 
-    __slots__ = ("_current_size", "_ended", "_idle_since_s", "_reader", "_writer")
+    Its record is of the call that the last message has made.
+    """
 
-    def __init__(self, server: CallServer, stream: Http2Stream, headers: CallHeaders) -> None:
-        super().__init__(server, stream, headers)
+    __slots__ = ("_current_size", "_ended", "_idle_since_s", "_reader", "_sent", "_writer")
+
+    def __init__(
+        self, server: CallServer, stream: Http2Stream, headers: CallHeaders, record: RequestRecord | None
+    ) -> None:
+        super().__init__(server, stream, headers, record)
+        self._sent = 0
         self._ended = False
         self._current_size = 0  # bytes of the message that is being handled
         self._idle_since_s = server.loop.time()
@@ -231,6 +242,8 @@ class StreamCall(GrpcCall):
         if self._server.bodies.is_over_limit and not self.headers.health:
             raise overload_error(self._server.bodies)
         flag, message = messages.ready.popleft()
+        if self.record is not None:
+            self.record.received += len(message)
         self._current_size = PREFIX_BYTES + len(message)
         self._stream.acknowledge(self._current_size)
         if not messages.ready and messages.missing:
@@ -260,6 +273,7 @@ class StreamCall(GrpcCall):
         size = sum(map(len, parts))
         if self._server.bodies.is_over_limit and size > SMALL:
             raise overload_error(self._server.bodies)
+        self._sent += size
         self._stream.send_data(prefix.pack(0, size), *parts)
         while self._stream.pending:
             self._writer = self._server.loop.create_future()
@@ -267,6 +281,9 @@ class StreamCall(GrpcCall):
                 await self._writer
             finally:
                 self._writer = None
+
+    def count(self, status: str, sent: int = 0) -> None:
+        super().count(status, self._sent)
 
     def count_unread(self, size: int) -> None:
         # Without `changed()`: the formatted message is written and counted next, and nothing may go on in between.

@@ -8,11 +8,15 @@ const PERIOD_MS = 2000;
 const KEPT = 150; // five minutes
 const DURATION = "dragoman_call_duration_seconds";
 
+// The pages and what they ask for are not requests of clients.
+const isClient = ({ protocol }) => !["console", "metrics", "openapi"].includes(protocol);
 // Statuses of HTTP are numbers, those of gRPC names.
-const isError = ({ status }) => (/^\d+$/.test(status) ? Number(status) >= 400 : status !== "OK");
+const isError = ({ status, protocol }) =>
+  isClient({ protocol }) && (/^\d+$/.test(status) ? Number(status) >= 400 : status !== "OK");
 
-function latency(q, before, after, keep) {
-  const found = quantile(q, buckets(before, DURATION, keep), buckets(after, DURATION, keep));
+function latency(q, before, after, keep = () => true) {
+  const succeeded = (labels) => labels.outcome === "ok" && keep(labels);
+  const found = quantile(q, buckets(before, DURATION, succeeded), buckets(after, DURATION, succeeded));
   return found === null ? null : found * 1000;
 }
 
@@ -27,7 +31,7 @@ function point(before, after) {
   const rate = (name, keep) => increase(old, now, name, keep) / seconds;
   return {
     at: after.at,
-    requests: rate("dragoman_requests_total"),
+    requests: rate("dragoman_requests_total", isClient),
     errors: rate("dragoman_requests_total", isError),
     p50: latency(0.5, old, now),
     p90: latency(0.9, old, now),
@@ -50,7 +54,7 @@ function useHistory() {
     const scrape = async () => {
       if (document.hidden) return;
       try {
-        const response = await send("/metrics");
+        const response = await send("/console/metrics");
         const next = { at: Date.now() / 1000, samples: parseMetrics(await response.text()) };
         const before = last;
         last = next;
@@ -70,7 +74,7 @@ function useHistory() {
 function useStatus() {
   const [models, setModels] = useState([]);
   useEffect(() => {
-    const refresh = () => document.hidden || read("/v2/repository/status").then(({ models: found }) => setModels(found), () => setModels([]));
+    const refresh = () => document.hidden || read("/console/status").then(({ models: found }) => setModels(found), () => setModels([]));
     refresh();
     const timer = setInterval(refresh, PERIOD_MS);
     return () => clearInterval(timer);

@@ -1,24 +1,34 @@
 // The list of models, with their states and the actions of model control.
-import { ApiError, call, read } from "./api.js";
+import { ApiError, call, read, storedKey } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
 
 const REFRESH_MS = 3000;
 
 const isDenied = (error) => error instanceof ApiError && error.status !== 0;
+const denied = new Set(); // paths that were denied, each with the key: they are not asked for again
+
+// Return what a path answers, null if this caller may not use it.
+async function readIfAllowed(path, options) {
+  const asked = `${path} ${storedKey()}`;
+  if (denied.has(asked)) return null;
+  try {
+    return await read(path, options);
+  } catch (error) {
+    if (!isDenied(error)) throw error;
+    if (error.status === 401 || error.status === 403 || error.status === 404) denied.add(asked);
+    return null;
+  }
+}
 
 // Return the models of the repository if this caller may control it, else those that are served with their states if it
 // may read these, else the names of those that it may use.
 async function listModels() {
-  try {
-    return { canControl: true, models: await read("/v2/repository/index", { method: "POST", body: {} }) };
-  } catch (error) {
-    if (!isDenied(error)) throw error;
+  const status = await readIfAllowed("/console/status");
+  if (status?.may_control) {
+    const models = await readIfAllowed("/console/index", { method: "POST", body: {} });
+    if (models) return { canControl: true, models };
   }
-  try {
-    return { canControl: false, models: (await read("/v2/repository/status")).models };
-  } catch (error) {
-    if (!isDenied(error)) throw error;
-  }
+  if (status) return { canControl: false, models: status.models };
   const { models } = await read("/v2/models");
   return { canControl: false, models: models.map((name) => ({ name, version: "", state: "", reason: "" })) };
 }

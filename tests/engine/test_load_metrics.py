@@ -1,0 +1,100 @@
+"""Metrics of loads: each outcome is counted, whatever has caused the load, and a failed update stays visible."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dragoman import errors
+from dragoman.core.calls import Load, Measure, Request, Unload
+from dragoman.engine.engine import Engine
+from dragoman.engine_setup import open_engine
+
+MODEL = """
+import dragoman
+
+class Model(dragoman.Model):
+    placement = "inline"
+    inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
+
+    def load(self):
+        {load}
+
+    def infer(self, call):
+        return {{"y": call.inputs["x"].data}}
+"""
+BROKEN = 'raise ValueError("bad weights")'
+
+
+def write(folder: Path, version: str, load: str = "pass", settings: str = "") -> None:
+    (folder / "m" / version).mkdir(parents=True, exist_ok=True)
+    (folder / "m" / version / "model.py").write_text(MODEL.format(load=load))
+    (folder / "m" / "dragoman.toml").write_text(settings)
+
+
+async def measured(engine: Engine) -> tuple[int, int, dict[str, float]]:
+    """Return the loads that succeeded and failed, and which models have a failed update."""
+    families = {family.name: family for family in (await engine.call(Request(Measure()))).answer}
+    loads = {s.labels["outcome"]: int(s.value) for s in families["dragoman_model_loads_total"].samples}
+    failed = families.get("dragoman_model_update_failed")
+    update = {s.labels["model"]: s.value for s in failed.samples} if failed is not None else {}
+    return loads["ok"], loads["failed"], update
+
+
+async def wait_for(engine: Engine, expected: tuple[int, int, dict[str, float]]) -> None:
+    async with asyncio.timeout(30):
+        while (found := await measured(engine)) != expected:
+            assert found[:2] <= expected[:2], found
+            await asyncio.sleep(0.01)
+
+
+async def test_a_failed_load_through_the_api(tmp_path: Path) -> None:
+    write(tmp_path, "1")
+    async with open_engine(tmp_path, control_open=True) as engine:
+        assert await measured(engine) == (1, 0, {"m": 0})
+        write(tmp_path, "2", BROKEN)
+        with pytest.raises(errors.InvalidInput):
+            await engine.call(Request(Load(), "m"))
+        assert await measured(engine) == (1, 1, {"m": 1})
+        write(tmp_path, "2")
+        await engine.call(Request(Load(), "m"))
+        assert await measured(engine) == (2, 1, {"m": 0})
+        with pytest.raises(errors.ModelNotFound):
+            await engine.call(Request(Load(), "other"))
+        assert await measured(engine) == (2, 1, {"m": 0})
+
+
+async def test_invalid_settings_and_an_unload(tmp_path: Path) -> None:
+    write(tmp_path, "1")
+    async with open_engine(tmp_path, control_open=True) as engine:
+        write(tmp_path, "1", settings="[model]\nno_such_setting = 1\n")
+        with pytest.raises(errors.InvalidInput):
+            await engine.call(Request(Load(), "m"))
+        assert await measured(engine) == (1, 1, {"m": 1})
+        await engine.call(Request(Unload(), "m"))
+        assert (await measured(engine))[2] == {}
+
+
+@pytest.mark.parametrize("settings", ["", "[model]\nno_such_setting = 1\n"])
+async def test_a_failed_update_of_files_on_disk(tmp_path: Path, settings: str) -> None:
+    write(tmp_path, "1")
+    async with open_engine(tmp_path, watch=True, watch_quiet_s=0.05) as engine:
+        write(tmp_path, "2", BROKEN, settings)
+        await wait_for(engine, (1, 1, {"m": 1}))
+        write(tmp_path, "2")
+        await wait_for(engine, (2, 1, {"m": 0}))
+
+
+async def test_a_model_that_fails_at_the_start(tmp_path: Path) -> None:
+    write(tmp_path, "1", BROKEN)
+    async with open_engine(tmp_path, control_open=True) as engine:
+        assert (await measured(engine))[:2] == (0, 1)
+
+
+async def test_loads_of_calls(tmp_path: Path) -> None:
+    write(tmp_path, "1", BROKEN)
+    async with open_engine(tmp_path, load_on_demand=True) as engine:
+        assert (await measured(engine))[:2] == (0, 0)
+        with pytest.raises(errors.NotReady):
+            await engine.infer("m", {"x": [1.0]})
+        assert (await measured(engine))[:2] == (0, 1)
