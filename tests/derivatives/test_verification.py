@@ -344,7 +344,7 @@ def test_evaluations_at_load_are_as_documented(options: Mapping[str, Any], evalu
     counted = Counted()
     function = build(lambda x, y: counted(x, y), inputs=[5, 1], **options)
     function.output_sizes({})
-    assert set(function.notes()) <= {"finite differences"}
+    assert set(function.notes()) <= {"finite differences", "evaluate_at_load"}
     assert counted.calls == evaluations
     if options.get("derivatives", "auto"):
         at = [np.arange(1.0, 6.0), np.array([2.0])]

@@ -367,3 +367,66 @@ def test_a_node_cannot_change_what_others_get() -> None:
     point = np.ones(2)
     assert g.build().evaluate([point], {})[0].tolist() == [7 + np.e, 2 * np.e]
     assert point.tolist() == [1, 1]
+
+
+# --- configs and errors of nodes ------------------------------------------------------------------------------
+
+
+def test_a_node_gets_the_entries_that_its_function_accepts() -> None:
+    import dragoman
+
+    @dragoman.vector_function(inputs=[2])
+    def scaled(x: Any, *, scale: float = 1.0) -> Any:
+        return scale * x
+
+    @dragoman.vector_function(inputs=[2])
+    def shifted(x: Any) -> Any:
+        return x + 1
+
+    g = Graph()
+    g.output(g.exp(g.add(shifted)(g.add(scaled)(g.input("x")))))
+    function = g.build()
+    np.testing.assert_allclose(function.evaluate([np.ones(2)], {"scale": 2.0})[0], np.exp([3, 3]))
+    sens = np.ones(2)
+    np.testing.assert_allclose(function.gradient(0, 0, [sens], sens, {"scale": 2.0}), 2 * np.exp([3, 3]))
+    message = "config: unexpected entry 'scal': expected an entry that a node of the graph accepts"
+    with pytest.raises(InvalidInput, match=message):
+        function.evaluate([sens], {"scal": 2.0})
+    with pytest.raises(InvalidInput, match="config: entry 'scale': expected a number, got 'two'"):
+        function.evaluate([sens], {"scale": "two"})
+
+
+def test_an_overflow_within_a_graph_is_no_fault_of_the_client() -> None:
+    import dragoman
+
+    @dragoman.vector_function(inputs=[1])
+    def squared(x: Any) -> Any:
+        return x**2
+
+    g = Graph()
+    g.output(g.add(squared)(g.exp(g.input("x"))))
+    function = g.build()
+    message = r"node 'exp', output 0: expected finite numbers, got inf, which node 'squared' rejects"
+    with pytest.raises(InvalidOutput, match=message), np.errstate(over="ignore"):
+        function.gradient(0, 0, [np.array([1000.0])], np.ones(1), {})
+    with pytest.raises(InvalidInput, match="expected a finite number, got inf"):  # the client's own
+        alone = Graph()
+        alone.output(alone.add(squared)(alone.input("x")))
+        alone.build().gradient(0, 0, [np.array([np.inf])], np.ones(1), {})
+
+
+def test_a_missing_derivative_names_the_node_and_the_reason() -> None:
+    import dragoman
+
+    @dragoman.vector_function(inputs=[2], outputs=[1])
+    def table(x: Any) -> Any:
+        return np.array([np.interp(x[0], [0.0, 1.0], [0.0, 2.0]) * x[1]])
+
+    g = Graph()
+    g.output(g.exp(g.add(table)(g.input("x"))))
+    function = g.build()
+    reason = function.missing()["gradient"]
+    assert reason.startswith("node 'table' does not support gradient: 'table' is not analytic")
+    assert "it uses np.interp; write it in JAX or PyTorch" in reason
+    with pytest.raises(NotSupported, match="gradient: node 'table' does not support gradient: 'table' is not analytic"):
+        function.gradient(0, 0, [np.ones(2)], np.ones(1), {})

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dragoman import open_engine
-from dragoman.core.calls import Infer
+from dragoman.core.calls import ApplyHessian, ApplyJacobian, Gradient, Infer
 from dragoman.core.datatypes import BF16, BOOL, BYTES, FP32, FP64, INT64
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.signature import TensorSpec
@@ -295,3 +295,70 @@ def test_other_types_are_rejected(tmp_path: Path) -> None:
         _infer(model, x=ROWS.copy())
     with pytest.raises(ModelFailed, match=r"argument 'sizes' of forward is List\[int\]; expected a tensor, int, float"):
         _load(_script(Lists(), tmp_path / "lists.pt"))
+
+
+# --- derivatives ---------------------------------------------------------------------------------------------
+
+
+class Leaking(torch.nn.Module):
+    """The derivative by the first element is lost."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[0].detach() * x[1:] ** 2
+
+
+class Squares(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[0] * x[1:] ** 2
+
+
+def _derivatives(path: Path, **parameters: Any) -> tuple[TorchModel, Callable[..., Any]]:
+    x, y = (TensorSpec(name, FP64, (size,)) for name, size in (("x", 3), ("output-0", 2)))
+    model = _load(path, inputs=(x,), outputs=(y,), parameters=parameters, allow_pickle=True)
+    point = {"x": Tensor.of(np.array([0.7, 1.2, 2.0]))}
+
+    def call(kind: str) -> Any:
+        ends: Any = {"output": "output-0", "inputs": point}
+        if kind == "gradient":
+            return model.gradient(Gradient(**ends, input="x", sens=Tensor.of(np.ones(2))))
+        vec = Tensor.of(np.array([1.0, 0.0, 0.0]))
+        if kind == "apply_jacobian":
+            return model.apply_jacobian(ApplyJacobian(**ends, input="x", vec=vec))
+        return model.apply_hessian(ApplyHessian(**ends, input1="x", input2="x", sens=Tensor.of(np.ones(2)), vec=vec))
+
+    return model, call
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.pt2"])
+def test_derivatives_of_files_are_verified(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    for module in (Leaking(), Squares()):
+        if name == "m.pt":
+            _script(module, path)
+        else:
+            _export(module, path, torch.ones(3, dtype=torch.float64), shapes=None)
+        model, call = _derivatives(path)
+        assert set(model.details()["derivatives"].values()) == {"torch"}
+        if isinstance(module, Leaking):
+            for kind in ("gradient", "apply_jacobian"):
+                with pytest.raises(ModelFailed, match="of 'm' by torch is not confirmed by central differences"):
+                    call(kind)
+            continue
+        assert np.asarray(call("gradient")) == pytest.approx([5.44, 1.68, 2.8])
+        assert np.asarray(call("apply_jacobian")) == pytest.approx([1.44, 4.0])
+        assert np.asarray(call("apply_hessian")) == pytest.approx([0, 2.4, 4])
+
+
+def test_verification_of_a_file_can_be_disabled(tmp_path: Path) -> None:
+    _, call = _derivatives(_script(Leaking(), tmp_path / "m.pt"), verify_derivatives=False)
+    assert np.asarray(call("gradient")) == pytest.approx([0, 1.68, 2.8])
+    with pytest.raises(ModelFailed, match="parameter 'verify_derivatives': expected true or false, got 'no'"):
+        _derivatives(tmp_path / "m.pt", verify_derivatives="no")
+
+
+def test_torchscript_without_declared_tensors_logs_the_setting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "dragoman.model"):
+        _load(_script(Squares(), tmp_path / "m.pt"))
+    assert "not served over UM-Bridge, TorchScript declares no datatypes and shapes; declare `inputs`" in caplog.text

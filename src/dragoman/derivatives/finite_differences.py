@@ -86,7 +86,7 @@ class _Slopes:
             unit * vec,
             is_enough,
             self._step or step_for_noise(self.noise, function.magnitude),
-            LARGEST_STEP * max(reach(function.x, unit * vec), raised / unit),
+            self._step or LARGEST_STEP * max(reach(function.x, unit * vec), raised / unit),
             1 if self._step else MAX_SAMPLES,
         )
         self.noise = np.maximum(self.noise, measured.noise)

@@ -267,7 +267,8 @@ class UserFunction(VectorFunction):
         return {name: "author" for name in ABILITIES if name == "evaluate" or name in self._methods}
 
     def notes(self) -> Mapping[str, Any]:
-        return {"point": [x.tolist() for x in self.sample_point({})]} if self.options.at is not None else {}
+        point = {"point": [x.tolist() for x in self.sample_point({})]} if self.options.at is not None else {}
+        return point if self.options.evaluate_at_load else {**point, "evaluate_at_load": False}
 
 
 class UserClassFunction(UserFunction):

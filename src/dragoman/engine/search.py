@@ -28,8 +28,8 @@ _SKIPPED_NAMED = 3
 # Seconds that a file may take to be imported: as long as a model may take to load.
 _IMPORT_TIMEOUT_S = 600.0
 _NO_MODEL = "the folder holds no model file"
-# A file without either of these contains no model of the `umbridge` package.
-_UMBRIDGE_MARKS = (b"umbridge", b"get_input_sizes")
+# A file with none of these contains no model of the `umbridge` package, and at most one function of vectors.
+_VECTOR_MARKS = re.compile(rb"umbridge|get_input_sizes|(?s:\bvector_function\b.*\n.*\bvector_function\b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,13 @@ class Search:
 
     def _object_name(self, uri: str) -> str:
         file, _, attribute = uri.rpartition(":")
-        own = _umbridge_names(Path(file), attribute) if self.run_code and file.endswith(".py") else {}
+        own = _vector_names(Path(file), attribute) if self.run_code and file.endswith(".py") else {}
         return next(iter(own), attribute.rpartition(".")[2])
 
     def _file(
         self, file: Path, name: str, settings: Mapping[str, Any] | None = None, folder: Path | None = None
     ) -> Iterator[FoundModel]:
-        """Yield the models in a file, those of the `umbridge` package and of KServe by their own names.
+        """Yield the models in a file: several functions of vectors, and those of `umbridge` and KServe by their names.
 
         folder: the folder of a model whose file this is.
         """
@@ -245,11 +245,11 @@ def _own_names(file: Path, runtime: str, *, run_code: bool) -> Mapping[str, str]
         model_names = plugins.runtime(runtime).model_names
         assert model_names is not None
         return model_names(str(file), "")
-    return _umbridge_names(file) if runtime == "python" and run_code else {}
+    return _vector_names(file) if runtime == "python" and run_code else {}
 
 
-def _umbridge_names(file: Path, attribute: str = "") -> dict[str, str]:
-    """Return the attributes of models of the `umbridge` package in a Python file, by their own names.
+def _vector_names(file: Path, attribute: str = "") -> dict[str, str]:
+    """Return the attributes of functions of vectors and models of `umbridge` in a Python file, by their own names.
 
     The file is imported in another process, and again only after it has changed. With an `attribute` only that model is
     returned. Empty for any other file, and for one that cannot be imported: loading it reports the error.
@@ -258,7 +258,7 @@ def _umbridge_names(file: Path, attribute: str = "") -> dict[str, str]:
         text, stat = file.read_bytes(), file.stat()
     except OSError:
         return {}
-    if not any(mark in text for mark in _UMBRIDGE_MARKS):
+    if not _VECTOR_MARKS.search(text):
         return {}
     key = str(file.resolve()), stat.st_mtime_ns, stat.st_size
     try:

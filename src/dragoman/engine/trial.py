@@ -50,12 +50,14 @@ async def try_model(model: LoadedReplicas) -> Trial:
 
     Not tried are models that keep a state, models without declared inputs or a running worker, and simulators outside
     of worker processes, where a long evaluation could not be stopped: another server computes, or a thread. A simulator
-    gets one request only. Where datatypes or shapes are not declared, failing with guessed ones is no failure.
+    gets one request only, and none if it must not be evaluated at load. Where datatypes or shapes are not declared,
+    failing with guessed ones is no failure.
     """
     spec, loaded = model.spec, model.loaded
     is_simulator = SignatureFor in loaded.calls
     is_stoppable = model.placement == "process" or not is_simulator
-    if not spec.trial_s or loaded.sequences is not None or not is_stoppable or not model.pool.ready:
+    is_allowed = spec.trial_s and loaded.details.get("evaluate_at_load", True)
+    if not is_allowed or loaded.sequences is not None or not is_stoppable or not model.pool.ready:
         return NOT_TRIED
     report_step("trying an example")
     is_guess = False

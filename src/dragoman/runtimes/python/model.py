@@ -206,14 +206,15 @@ def _is_candidate(name: str, value: Any, module: ModuleType) -> bool:
     return declaration_of(value) is not None or (isinstance(value, type) and issubclass(value, Model))
 
 
-# --- models of the umbridge package ----------------------------------------------------------------------
+# --- functions of vectors --------------------------------------------------------------------------------
 
 
-def umbridge_models(file: str, attribute: str = "") -> dict[str, Any]:
-    """Describe the models of the `umbridge` package in a Python file, or the one that is its `attribute`.
+def vector_models(file: str, attribute: str = "") -> dict[str, Any]:
+    """Describe the functions of vectors and models of the `umbridge` package in a Python file, or its `attribute`.
 
     served: the attributes of the models that serving the file serves, by the models' own names; empty where the file
-        also holds other models, where two models have one name, or where the loader will reject the file.
+        also holds other models, where two models have one name, where it holds one function, which is named as the
+        file, or where the loader will reject the file.
     instances: the own name of each model that is a module's attribute.
     classes: the attributes that are classes whose own name shows in an instance only.
     """
@@ -235,11 +236,15 @@ def umbridge_models(file: str, attribute: str = "") -> dict[str, Any]:
 
 def _by_own_name(models: Mapping[str, Any]) -> dict[str, str]:
     """Return the attributes of models by the models' own names; empty unless each has a unique one."""
-    if not all(map(is_umbridge, models.values())):
+    if not all(map(is_any_vector_function, models.values())) or (
+        len(models) == 1 and not any(map(is_umbridge, models.values()))
+    ):
         return {}
     if len(models) > 1 and any(isinstance(target, type) for target in models.values()):
         return {}
-    attributes = {_own_name(target): attribute for attribute, target in models.items()}
+    attributes = {
+        _own_name(target) if is_umbridge(target) else attribute: attribute for attribute, target in models.items()
+    }
     return {} if "" in attributes or len(attributes) < len(models) else attributes
 
 
