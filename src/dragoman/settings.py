@@ -75,7 +75,7 @@ class ProtocolOptions:
     trust_request_chat_template: Annotated[
         bool,
         Option(
-            "accept a `chat_template` in chat requests; it runs in a sandbox without limits on time and memory",
+            "accept a `chat_template` in chat requests; it runs in a sandbox without a limit on memory",
             SECURITY,
             operator_only=True,
         ),

@@ -106,6 +106,8 @@ def test_texts_and_chats_have_defaults() -> None:
         "seed": None,
         "took_s": None,
     }
+    assert Text(whole="a", took_s=0.5) == Text(whole="a", took_s=0.25) != Text(whole="b", took_s=0.5)
+    assert hash(Text(whole="a", took_s=0.5)) == hash(Text(whole="a"))
     assert field_values(PromptInfo("p", 3)) == {
         "text": "p",
         "tokens": 3,
@@ -119,6 +121,7 @@ def test_texts_and_chats_have_defaults() -> None:
         "temperature": None,
         "top_p": None,
     }
+    assert PromptInfo("p", 3, waited_s=0.5, checked_s=0.5, read_s=0.5) == PromptInfo("p", 3) != PromptInfo("p", 4)
     assert Generate(prompts=("p",)) == Generate(prompts=("p",), sampling=Sampling(), stream=False)
 
 

@@ -84,6 +84,17 @@ def test_sigterm_while_a_model_loads(tmp_path: Path, placement: str) -> None:
         assert "Traceback" not in process.log()
 
 
+def test_sigterm_while_a_load_runs_native_code(tmp_path: Path) -> None:
+    """C++ aborts the process if its thread returns to Python while that is torn down."""
+    pytest.importorskip("torch")
+    environment = {"TEST_GATE": str(tmp_path / "never")}
+    with started_server(f"{TROUBLE}:ComputesInLoad", "--drain-s", "0", environment=environment) as process:
+        wait_until((tmp_path / "never.begun").exists, "the load")
+        process.terminate()
+        assert process.wait_for_exit() == 0
+        assert "terminate called" not in process.log()
+
+
 def test_a_second_signal_exits_at_once(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     with running_server(f"{TROUBLE}:Stuck", "--drain-s", "60") as process:
         response = threads.submit(process.infer, "Stuck", [1.0], begun=str(tmp_path / "begun"))

@@ -368,7 +368,8 @@ async def test_a_call_that_is_cancelled_while_its_adapter_is_loaded_does_not_kee
         await _load(adaptable, name)
     call = Generate(prompts=(prompt,), sampling=Sampling(max_new_tokens=8, adapter="a"))
     cancelled = asyncio.create_task(anext(adaptable.generate(call)))
-    await asyncio.sleep(0)
+    while not text_engine(adaptable).adapters._queue.locked():  # until the adapter is loaded
+        await asyncio.sleep(0)
     cancelled.cancel()
     while "a" not in _weights_in_memory(adaptable):
         await asyncio.sleep(0.001)

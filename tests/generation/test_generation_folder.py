@@ -53,6 +53,13 @@ def _shards(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": files}))
 
 
+def _add_token(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_bytes())
+    tokenizer["model"]["vocab"]["far"] = 10**9
+    path.write_text(json.dumps(tokenizer))
+
+
 BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (_without("model.safetensors"), "no weights found in 'broken'; copy model.safetensors beside config.json"),
     (_only("pytorch_model.bin"), "the weights in pytorch_model.bin are PyTorch's pickles, .* save it as safetensors"),
@@ -73,6 +80,18 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (
         lambda f: _config(f, model_type="vit"),
         "'broken' is of the model_type 'vit', for which transformers has no class that",
+    ),
+    (
+        lambda f: _config(f, num_hidden_layers=10**7),
+        r"config.json in 'broken' has num_hidden_layers 10000000, but the weights have \d+ tensors; copy",
+    ),
+    (
+        lambda f: _config(f, text_config={"num_local_experts": 10**7}),
+        r"config.json in 'broken' has num_local_experts 10000000, but the weights have \d+ tensors",
+    ),
+    (
+        _add_token,
+        r"the tokenizer has the token id 1000000000, but the model has \d+ tokens \(vocab_size\); copy the tokenizer",
     ),
     (
         lambda f: _config(f, quantization_config={"quant_method": "hqq"}),

@@ -164,7 +164,7 @@ async def test_the_tokenizer_in_the_file(model: LanguageModel) -> None:
         ("a.gguf", b"GGML", "a.gguf is not a GGUF file: expected the bytes 'GGUF' at its start, got b'GGML'"),
         ("a.gguf", b"version https://git-lfs.github.com", "a.gguf is a Git LFS pointer instead of weights"),
         ("a-00001-of-00003.gguf", b"GGUF", "is one of several files; join them with `llama-gguf-split --merge`"),
-        ("a.gguf", b"GGUF\x03\x00\x00\x00", "'a.gguf' cannot be loaded as a text model: "),
+        ("a.gguf", b"GGUF\x03\x00\x00\x00", "a.gguf is truncated: its header cannot be read; copy it again"),
     ],
 )
 def test_files_that_cannot_be_loaded(tmp_path: Path, name: str, start: bytes, message: str) -> None:
@@ -173,6 +173,16 @@ def test_files_that_cannot_be_loaded(tmp_path: Path, name: str, start: bytes, me
         load_model(tmp_path / name)
     assert message in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_more_layers_than_tensors(original: Any, tmp_path: Path) -> None:
+    write_file(tmp_path / "a.gguf", original)
+    content = (tmp_path / "a.gguf").read_bytes()
+    name = b"llama.block_count" + (4).to_bytes(4, "little")  # an integer of 32 bits
+    before, after = content.split(name)
+    (tmp_path / "a.gguf").write_bytes(before + name + (10**7).to_bytes(4, "little") + after[4:])
+    with pytest.raises(ModelFailed, match=r"a.gguf has llama.block_count 10000000, but \d+ tensors; copy it again"):
+        load_model(tmp_path / "a.gguf")
 
 
 @pytest.mark.parametrize(

@@ -237,9 +237,9 @@ import ctypes, signal, sys
 sys.path[:] = sys.argv[1:]
 from dragoman.generation import grammar_worker
 
-def compile_and_check(kind, text, *rest, original=grammar_worker.compile_and_check):
+def compile_and_check(kind, text, *rest, original=grammar_worker.compile_and_check, **more):
     if text != "hang":
-        return original(kind, text, *rest)
+        return original(kind, text, *rest, **more)
     ends = ctypes.c_int()
     ctypes.CDLL(None).prctl(2, ctypes.byref(ends))  # PR_GET_PDEATHSIG
     if not any(signal.getitimer(signal.ITIMER_REAL)) or ends.value != signal.SIGKILL:
@@ -293,7 +293,7 @@ def test_evicted_grammars_free_their_memory(llama: LanguageModel, monkeypatch: p
     with grammar_service(llama) as service:
         guide = service.guide(Grammar("lark", 'start: "a" %json {"$ref": "#"}'))
         (token, *_) = np.setdiff1d(np.flatnonzero(guide.next_mask()), [1])
-        with pytest.raises(InvalidInput, match="no text satisfies the grammar"):
+        with pytest.raises(InvalidInput, match="no text was found that satisfies the grammar"):
             guide.accept(int(token))
     assert released == ["compiler", "text"]
 
@@ -433,9 +433,9 @@ def test_recursive_schemas_are_supported(grammars: GrammarService, schema: Any) 
         (_schema({"x-guidance": []}), "expected an object, got list"),
         (_schema({"x-guidance": {"lexer": True}}), 'expected one of whitespace_flexible, .*, got "lexer"'),
         (Grammar("json_schema", "[]"), "expected a JSON schema as an object"),
-        (Grammar("regex", r"[^\s\S]"), "no text satisfies the grammar"),
-        (Grammar("lark", "start: start"), "no text satisfies the grammar"),
-        (Grammar("lark", 'start: %json {"$ref": "#"}'), "no text satisfies the grammar"),
+        (Grammar("regex", r"[^\s\S]"), "no text was found that satisfies the grammar"),
+        (Grammar("lark", "start: start"), "no text was found that satisfies the grammar"),
+        (Grammar("lark", 'start: %json {"$ref": "#"}'), "no text was found that satisfies the grammar"),
     ],
     ids=lambda value: value.text if isinstance(value, Grammar) else "",
 )
@@ -452,7 +452,7 @@ def test_the_empty_text_satisfies_an_empty_expression(grammars: GrammarService) 
 
 
 async def test_a_dead_end_of_a_grammar_is_an_error(llama: LanguageModel) -> None:
-    with pytest.raises(InvalidInput, match=r"^grammar: no text satisfies the grammar"):
+    with pytest.raises(InvalidInput, match=r"^grammar: no text was found that satisfies the grammar"):
         await text(llama, "Say", max_new_tokens=20, grammar=Grammar("lark", 'start: "a" %json {"$ref": "#"}'))
 
 
@@ -546,7 +546,8 @@ async def test_a_sequence_preempted_while_a_mask_is_computed_continues(llama_fol
         size, gate = text_engine(model).intake.vocabulary.size, threading.Event()
         expected = await text(model, "The import", max_new_tokens=6)
         other = asyncio.create_task(text(model, "Another one", max_new_tokens=120, ignore_eos=True))
-        await asyncio.sleep(0)
+        while not any(engine_load(model)):
+            await asyncio.sleep(0)
         task = asyncio.create_task(_generate(model, _parse_prompt(model, lambda: Gated(size, gate))))
         assert (await other).generated == 120
         preempted = text_engine(model).engine.scheduler.preempted

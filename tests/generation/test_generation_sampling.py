@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.text import Chat, Grammar
+from dragoman.core.text import Chat, Grammar, RawPrompt
 from dragoman.generation import token_sampler
 from dragoman.generation.grammar import GrammarService
 from dragoman.runtimes.llm.model import LanguageModel
@@ -276,6 +277,42 @@ async def test_the_side_of_a_truncation_and_the_ids_of_the_prompt(llama: Languag
         assert ids(result.texts[0]) == ids(await text(llama, kept, max_new_tokens=2))
     with pytest.raises(InvalidInput, match=r"^truncation_side: expected 'left' or 'right', got 'top'"):
         await generation(llama, tokens, truncation_side="top", **options)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_special_tokens_stay_as_in_transformers(llama_folder: Path, tmp_path: Path, ends: bool) -> None:
+    folder = shutil.copytree(llama_folder, tmp_path / "m")
+    if ends:
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        processor = tokenizer["post_processor"]
+        processor["single"].append({"SpecialToken": {"id": "<|end|>", "type_id": 0}})
+        processor["special_tokens"]["<|end|>"] = {"id": "<|end|>", "ids": [1], "tokens": ["<|end|>"]}
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    from transformers import AutoTokenizer
+
+    model, reference, prompt = load_model(folder), AutoTokenizer.from_pretrained(folder), prompts(1)[0]
+    options: dict[str, Any] = {"max_new_tokens": 1, "prompt_token_ids": True}
+    try:
+        least = 2 if ends else 1
+        for side in ("left", "right"):
+            reference.truncation_side = side
+            for count in (*range(least, 8), 10_000):
+                result = await generation(model, prompt, truncate=count, truncation_side=side, **options)
+                expected = reference(prompt, truncation=True, max_length=count).input_ids
+                assert list(result.prompts[0].token_ids) == expected
+        if ends:
+            with pytest.raises(InvalidInput, match=r"^truncate: expected at least 2, the number of special tokens"):
+                await generation(model, prompt, truncate=1, **options)
+        whole = reference(prompt, add_special_tokens=False).input_ids
+        bare = await generation(model, RawPrompt(prompt), truncate=3, **options)
+        assert list(bare.prompts[0].token_ids) == whole[-3:]
+        chat = Chat(({"role": "user", "content": prompt},))
+        full = (await generation(model, chat, **options)).prompts[0].token_ids
+        cut = (await generation(model, chat, truncate=4, **options)).prompts[0].token_ids
+        assert cut == (full[0], *full[-3:])
+        assert full[0] == reference.bos_token_id
+    finally:
+        await model.close()
 
 
 async def test_a_truncation_to_what_fits_leaves_room_for_the_new_tokens(llama: LanguageModel) -> None:

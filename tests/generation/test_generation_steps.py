@@ -34,7 +34,8 @@ async def test_queue_and_batch_sizes(llama_folder: Path) -> None:
         async with aclosing(model.generate(call)) as first, aclosing(model.generate(call)) as second:
             info = (await anext(first)).prompts[0]
             waiting = asyncio.ensure_future(anext(second))
-            await asyncio.sleep(0)  # the call is queued
+            while not engine_metrics(model)[("queue_size",)]:
+                await asyncio.sleep(0)
             metrics = engine_metrics(model)
             assert (metrics[("queue_size",)], metrics[("batch_size",)]) == (1, 2)
             assert metrics[("batch_max_tokens",)] == 2 * (info.tokens + 60)

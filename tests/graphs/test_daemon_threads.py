@@ -1,14 +1,17 @@
-"""Threads that do not keep a process from ending."""
+"""Threads that do not keep a process from ending, and functions in them that can be stopped."""
 
+import asyncio
 import gc
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import CancelledError
+from contextlib import suppress
 
 import pytest
 
-from dragoman.system.threads import DaemonThreads
+from dragoman.system.threads import DaemonThreads, TimeLimitExceededError, Turns, run_stoppable
 from e2e.server_process import wait_until
 
 
@@ -81,3 +84,103 @@ def test_a_waiting_thread_does_not_block_the_exit_of_its_process() -> None:
     code += "e = threading.Event()\nt.submit(lambda: (e.set(), threading.Event().wait()))\ne.wait()\nprint('done')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "done\n"
+
+
+# --- functions that can be stopped ---------------------------------------------------------------------------
+
+
+def endless(started: threading.Event | None = None) -> Callable[[], None]:
+    def run() -> None:
+        if started is not None:
+            started.set()
+        while True:
+            pass
+
+    return run
+
+
+async def test_a_function_over_its_limit_is_stopped() -> None:
+    threads = DaemonThreads(2, "stopped")
+    for _ in range(5):  # a thread that was not stopped would be lost
+        with pytest.raises(TimeLimitExceededError):
+            await run_stoppable(threads, endless(), 0.02)
+    assert await run_stoppable(threads, lambda: 7, 20) == 7
+    with pytest.raises(ZeroDivisionError):
+        await run_stoppable(threads, lambda: 1 // 0, 20)
+    threads.shutdown()
+
+
+async def test_the_event_loop_runs_meanwhile() -> None:
+    threads, turns = DaemonThreads(1, "beside"), 0
+    task = asyncio.ensure_future(run_stoppable(threads, endless(), 0.5))
+    while not task.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    assert turns > 3
+    assert isinstance(task.exception(), TimeLimitExceededError)
+    threads.shutdown()
+
+
+async def test_the_function_of_a_cancelled_caller_is_stopped() -> None:
+    threads, started = DaemonThreads(1, "cancelled"), threading.Event()
+    task = asyncio.ensure_future(run_stoppable(threads, endless(started), 60))
+    waiting = asyncio.ensure_future(run_stoppable(threads, started.clear, 60))
+    assert await asyncio.to_thread(started.wait, 20)
+    waiting.cancel()  # not started yet
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await run_stoppable(threads, started.is_set, 20)
+    threads.shutdown()
+
+
+async def test_a_function_that_returns_as_it_is_stopped_leaves_its_thread_clean() -> None:
+    """The exception is on its way when the function has ended: it must not be raised in the next one."""
+    threads = DaemonThreads(1, "race")
+    for i in range(200):
+        with suppress(TimeLimitExceededError):
+            await run_stoppable(threads, lambda: sum(range(2000)), 0.00001 * (i % 40))
+        assert await run_stoppable(threads, threading.current_thread, 20) is not None
+    assert (await run_stoppable(threads, threading.current_thread, 20)).name == "race-1"
+    threads.shutdown()
+
+
+# --- a lock of threads that may be given up -----------------------------------------------------------------
+
+
+def test_turns_are_taken_by_one_thread_at_a_time() -> None:
+    turns, inside, most = Turns(), list[int](), list[int]()
+
+    def take() -> None:
+        for _ in range(200):
+            with turns:
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == [1] * 800
+    assert not turns.locked()
+
+
+def test_the_turn_of_a_thread_that_was_given_up() -> None:
+    turns, taken, end = Turns(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns:
+            taken.set()
+            end.wait(20)
+
+    stuck = threading.Thread(target=hold, daemon=True)
+    stuck.start()
+    assert taken.wait(20)
+    turns.abandon(stuck)
+    with turns:
+        end.set()
+        stuck.join(20)  # it leaves, and takes nothing from this thread
+        assert turns.locked()
+    assert not turns.locked()

@@ -34,6 +34,8 @@ OVERRIDDEN = {
     "importlib.abc.Loader": {"create_module", "exec_module"},
     "importlib.abc.MetaPathFinder": {"find_spec"},
     "importlib.machinery.SourceFileLoader": {"get_code", "set_data", "cache_from_source"},
+    "jinja2.ext.Extension": {"tags", "parse"},
+    "jinja2.sandbox.ImmutableSandboxedEnvironment": {"intercepted_binops", "call_binop"},
     "json.JSONEncoder": {"default"},
     "logging.Filter": {"filter"},
     "logging.Formatter": {"format", "formatException", "formatMessage", "formatStack", "formatTime"},

@@ -47,7 +47,7 @@ class Scripted(dragoman.Model):
 
 def _completion(prompt: Prompt) -> str:
     if not isinstance(prompt, Chat):
-        return _obey(prompt if isinstance(prompt, str) else " ".join(map(str, prompt)))
+        return _obey(" ".join(map(str, prompt)) if isinstance(prompt, tuple) else str(prompt))
     last = prompt.messages[-1]
     content = last.get("content") or ""
     if not isinstance(content, str):

@@ -402,7 +402,7 @@ def stream(**parameters: Any) -> bytes:
 
 
 def events(response: RawResponse) -> list[Any]:
-    assert response.headers["content-type"] == "text/event-stream"
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     *parts, rest = response.body.split(b"\n\n")
     assert rest == b""
     return [json.loads(part.removeprefix(b"data: ")) for part in parts]

@@ -89,12 +89,21 @@ async def test_t6_the_example_in_the_specification_has_a_wrong_length(server: Re
     await check_rejected(server, inputs(tensor("input1", [3], "BOOL", [True])), "'input1'", "needs 3 elements, got 1")
 
 
+async def test_several_slashes_at_the_start_of_a_path(server: RestServer) -> None:
+    for path in ("//v2", "///v2/models/Identity", "//v2/health/live/"):
+        assert (await server.request("GET", path)).status == 200
+    for method, path in (("GET", "//metrics"), ("POST", "//v2/repository/index")):  # a proxy may block such paths
+        assert (await server.request(method, path[1:], b"" if method == "POST" else None)).status in (200, 403)
+        assert (await server.request(method, path, b"" if method == "POST" else None)).status == 404
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", "/v3", 404),
         ("GET", "/v2/nope", 404),
-        ("GET", "//v2", 404),
+        ("GET", "//v3", 404),
+        ("GET", "//v2//health/live", 404),
         ("GET", "/v2//health/live", 404),
         ("GET", "/v2/health", 404),
         ("GET", "/v2/health/live/x", 404),

@@ -80,7 +80,7 @@ async def test_documented_stream(server: TextServer) -> None:
 async def test_output_formatter_sse(server: TextServer) -> None:
     body = {"inputs": "a", "parameters": {"max_new_tokens": 1, "output_formatter": "sse"}}
     response = await server.post("/invocations", body)
-    assert response.headers["content-type"] == "text/event-stream"
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.body == (
         b'data: {"token": {"id": 107, "text": "a", "log_prob": -0.5}, "generated_text": "a", '
         b'"details": {"finish_reason": "length", "generated_tokens": 1, "inputs": "a"}}\n\n'
@@ -320,7 +320,7 @@ async def test_tgi_compatibility(tmp_path: Path) -> None:
         assert result["details"]["prefill"] == []
         assert result["details"]["tokens"][0].items() >= {"log_prob": -0.5, "logprob": -0.5, "special": False}.items()
         stream = await server.post("/invocations", {"inputs": "a b", "stream": True})
-        assert stream.headers["content-type"] == "text/event-stream"
+        assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert stream.body.startswith(b'data: {"index": 1, "token": {"id": 108, "text": "b", "log_prob": -0.5')
         assert events(stream.body)[-1]["details"]["finish_reason"] == "eos_token"
 
@@ -651,7 +651,7 @@ async def test_chats_stream_as_json_lines_if_configured(tmp_path: Path, formatte
         whole = await server.post("/invocations", {"prompt": "a b"})
         assert whole.json["choices"][0]["text"] == "b a"
         separate = await server.post("/v1/completions", {"prompt": "a b", "stream": True})
-        assert separate.headers["content-type"] == "text/event-stream"
+        assert separate.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 
 # --- health and management -----------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ async def test_chat_completion_fields(server: TextServer) -> None:
 async def test_stream_events(server: TextServer) -> None:
     body = {"model": "ReverseModel", "messages": HELLO, "stream": True, "max_tokens": 1}
     response = await server.post("/v1/chat/completions", body)
-    assert response.headers["content-type"] == "text/event-stream"
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.body.endswith(b"\n\ndata: [DONE]\n\n")
     first, last, done = events(response.body)
     assert done == "[DONE]"
@@ -402,15 +402,16 @@ async def test_model_names_in_paths_take_precedence(server: TextServer) -> None:
 async def test_messages_are_normalized_for_templates(server: TextServer) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     messages = [
-        {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]},
+        {"role": "developer", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "2"},
     ]
     await chat(server, messages=messages, chat_template_kwargs={"enable_thinking": False})
     prompt = server.model().calls[-1].prompts[0]
-    assert prompt.messages[0] == {"role": "system", "content": "be kind"}
-    assert prompt.messages[1]["content"] == ""
-    assert prompt.messages[1]["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+    assert prompt.messages[0] == {"role": "system", "content": "be\nkind"}
+    assert prompt.messages[0]["content"].parts == ("be", "kind")
+    assert prompt.messages[1]["content"] is None
+    assert prompt.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"x": 1}'
     assert prompt.options == {"enable_thinking": False}
 
 
@@ -442,6 +443,7 @@ async def test_grammars(server: TextServer, form: Any, grammar: Grammar | None) 
 
 UNIQUE: Any = {"type": "array", "items": {"type": "integer", "not": {"const": 3}}, "uniqueItems": True}
 REDUCED = {"type": "array", "items": {"type": "integer"}}
+UNIQUE_ARGUMENTS: Any = {"type": "object", "properties": {"x": UNIQUE}}
 
 
 def _format(**options: Any) -> dict[str, Any]:
@@ -472,10 +474,10 @@ async def test_keywords_that_cannot_be_enforced_are_rejected_in_strict_mode(serv
     message = '`{}` must not contain keywords that cannot be enforced, with strict validation; got "uniqueItems", "not"'
     response = await server.post("/v1/chat/completions", {**body, **_format(strict=True)})
     assert (response.status, response.json["error"]["message"]) == (400, message.format("response_format"))
-    tool = {"type": "function", "function": {"name": "f", "parameters": UNIQUE}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": UNIQUE_ARGUMENTS}}
     response = await server.post("/v1/chat/completions", {**body, "tools": [tool], "tool_choice": "required"})
     assert response.headers["x-ignored-parameters"] == "tools.uniqueItems, tools.not"
-    strict = {"type": "function", "function": {"name": "f", "parameters": UNIQUE, "strict": True}}
+    strict = {"type": "function", "function": {"name": "f", "parameters": UNIQUE_ARGUMENTS, "strict": True}}
     response = await server.post("/v1/chat/completions", {**body, "tools": [strict], "tool_choice": "required"})
     assert (response.status, response.json["error"]["message"]) == (400, message.format("tools"))
     async with serve(strict_parameters=True) as other:
@@ -487,7 +489,7 @@ async def test_keywords_that_cannot_be_enforced_are_rejected_in_strict_mode(serv
 
 
 REQUIRED_CALL: Any = {
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": REDUCED}}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
     "tool_choice": "required",
     "response_format": {"type": "json_object"},
 }
@@ -763,7 +765,7 @@ async def test_required_calls_without_parallel_tool_calls(server: TextServer) ->
     [
         ({"messages": []}, "messages", "a list of 1 to"),
         ({"messages": [{"content": "a"}]}, "messages[0]", "an object with `role` and `content`"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages[0]", "a string, or a list of strings; got 5"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0]", "a string, or a list of parts; got 5"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0]",
@@ -821,7 +823,8 @@ async def test_invalid_chats_are_rejected(server: TextServer, change: Any, param
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": {"a": 1}}, "prompt"),
-        ({"suffix": "x"}, "suffix"),
+        ({"suffix": 5}, "suffix"),
+        ({"suffix": "x", "prompt": [1, 2]}, "suffix"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"use_beam_search": True, "n": 2, "best_of": 99}, "best_of"),

@@ -75,7 +75,7 @@ async def test_a_response_has_every_field_of_the_sdks_type(server: TextServer) -
 
 async def test_the_events_of_a_stream_in_their_order(server: TextServer) -> None:
     response = await server.post(PATH, {"model": "ReverseModel", "input": "hello you", "stream": True})
-    assert response.headers["content-type"] == "text/event-stream"
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     found = typed_events(response.body)
     deltas = ["response.output_text.delta"] * 3
     assert [each["type"].removeprefix("response.") for each in found] == [
@@ -353,8 +353,13 @@ async def test_errors_of_the_engine_name_the_field(server: TextServer, stream: b
 
 async def test_an_error_in_a_stream_is_a_failed_response(server: TextServer, client: openai.AsyncOpenAI) -> None:
     body = {"model": "ReverseModel", "input": "!fault a", "stream": True}
-    last = typed_events((await server.post(PATH, body)).body)[-1]
+    *_, text, part, item, last = typed_events((await server.post(PATH, body)).body)
     assert last["type"] == "response.failed"
+    assert (text["type"], text["text"]) == ("response.output_text.done", "a")
+    assert part["type"] == "response.content_part.done"
+    assert item["item"] == last["response"]["output"][0]
+    assert (item["item"]["status"], item["item"]["content"][0]["text"]) == ("incomplete", "a")
+    assert last["response"]["usage"]["output_tokens"] == 1
     assert last["response"]["error"] == {"code": "server_error", "message": "generated !fault"}
     assert (await server.request("GET", f"{PATH}/{last['response']['id']}")).status == 404
     with pytest.raises(openai.NotFoundError):

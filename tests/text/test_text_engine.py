@@ -237,6 +237,35 @@ def test_continue_final_message(server: ServerThread) -> None:
     assert continued == same
 
 
+def test_what_the_template_cannot_show_is_written_as_text(server: ServerThread) -> None:
+    """The template of this model describes tools, but shows no calls."""
+
+    def prompt(**fields: Any) -> str:
+        body = {"model": "story", **fields}
+        tokens = post_json(server, "/tokenize", body)["tokens"]
+        return str(post_json(server, "/detokenize", {"model": "story", "tokens": tokens})["prompt"])
+
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "3 C"},
+        {"role": "assistant", "content": None, "reasoning_content": "hm"},
+        {"role": "user", "content": "So?"},
+    ]
+    text = prompt(messages=messages, tools=[tool])
+    assert "one\ntwo" in text
+    assert json.dumps(tool) in text
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>' in text
+    assert "<tool_response>\n3 C\n</tool_response>" in text
+    shown = post_json(server, "/api/show", {"model": "story"})
+    assert shown["capabilities"] == ["completion", "tools"]
+    with urllib.request.urlopen(f"http://{server.url}/v2/models/story", timeout=60) as response:
+        template = json.loads(response.read())["details"]["chat_template"]
+    assert (template["tools"], template["tool_calls"], template["content"]) == (True, False, ["text"])
+
+
 def test_tool_calls_are_streamed_while_generated(server: ServerThread) -> None:
     """A grammar of the request replaces training: the model writes calls with `tool_choice` auto."""
     call_regex = r'Well\. <tool_call>\{"name": "f", "arguments": \{"a": "[a-z ]{12,20}"\}\}</tool_call>'
@@ -346,7 +375,8 @@ def test_token_ids_and_truncation(server: ServerThread) -> None:
     assert len(generated) == 3
     for tokens, text in ((prompt, PROMPT), (prompt + generated, PROMPT + choice["text"])):
         assert text in post_json(server, "/detokenize", {"model": "story", "tokens": tokens})["prompt"]
-    for side, kept in (("left", prompt[-2:]), ("right", prompt[:2])):
+    # The token that marks the beginning stays.
+    for side, kept in (("left", [prompt[0], prompt[-1]]), ("right", prompt[:2])):
         cut = {**body, "truncate_prompt_tokens": 2, "truncation_side": side}
         (choice,) = post_json(server, "/v1/completions", cut)["choices"]
         (expected,) = post_json(server, "/v1/completions", {**body, "prompt": kept})["choices"]

@@ -81,4 +81,4 @@ async def test_invalid_bodies(server: TextServer, path: str) -> None:
         assert response.status in (200, 400, 422, 424), (body, response)
         assert b"error" in response.body, (body, response)
         if response.status == 200:
-            assert response.headers["content-type"] == "text/event-stream"
+            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"

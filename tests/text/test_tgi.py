@@ -46,7 +46,7 @@ async def test_the_root_gives_a_list_and_generate_an_object(server: TextServer) 
 async def test_streams(server: TextServer, path: str) -> None:
     body = {"inputs": "a é", "parameters": {"max_new_tokens": 2}, "stream": True}
     response = await server.post(path, body)
-    assert response.headers["content-type"] == "text/event-stream"
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["x-accel-buffering"] == "no"
     assert (
         response.body

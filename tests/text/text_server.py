@@ -13,7 +13,18 @@ import dragoman
 from dragoman import errors
 from dragoman.core.calls import Embed, Embedded, Generate, Tokenize
 from dragoman.core.tensor import Tensor
-from dragoman.core.text import Chat, Generation, Prompt, PromptInfo, Text, Token, Tokenized, TokenSpan, merge_chunks
+from dragoman.core.text import (
+    Chat,
+    Generation,
+    InfillPrompt,
+    Prompt,
+    PromptInfo,
+    Text,
+    Token,
+    Tokenized,
+    TokenSpan,
+    merge_chunks,
+)
 from loaded_models import recorded_models
 from rest.rest_server import RawResponse
 
@@ -42,6 +53,7 @@ class ReverseModel(dragoman.Model):
             "device": "cpu",
             "dtype": "float32",
             "adapters": ["pirate"],
+            "chat_template": {"tools": True, "reasoning": False},
         }
 
     async def generate(self, call: Generate) -> AsyncIterator[Generation]:
@@ -112,6 +124,8 @@ def _text(prompt: Prompt) -> str:
     if isinstance(prompt, Chat):
         turns = " ".join(f"{m['role']}: {m.get('content') or ''}" for m in prompt.messages)
         return turns + ("" if not prompt.tools else f" tools: {' '.join(t['function']['name'] for t in prompt.tools)}")
+    if isinstance(prompt, InfillPrompt):
+        return f"{prompt.prefix} _ {prompt.suffix}"
     return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
 
 
@@ -238,8 +252,10 @@ async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 @asynccontextmanager
 async def serve(*models: Any, **settings: Any) -> AsyncIterator[TextServer]:
-    """Serve these models, by default `ReverseModel`."""
-    server = dragoman.Server(*(models or (ReverseModel,)), **{"http_port": 0, "grpc_port": -1, **settings})
+    """Serve these models, by default `ReverseModel`, without the calls of a trial."""
+    server = dragoman.Server(
+        *(models or (ReverseModel,)), **{"http_port": 0, "grpc_port": -1, "trial_s": 0, **settings}
+    )
     with recorded_models() as loaded:
         async with server:
             yield TextServer(server.http_ports[0], loaded)

@@ -35,6 +35,7 @@ every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
         ("input", InvalidInput, "input 'x' is bad"),
         ("own", InvalidInput, "mine"),
         ("exit", ModelFailed, "model 'm' failed: SystemExit: 3"),
+        ("panic", ModelFailed, "model 'm' failed: PanicException: index out of bounds"),
         ("none", InvalidOutput, "model 'm' failed: expected outputs, got None"),
     ],
 )
@@ -91,6 +92,15 @@ async def test_concurrent_calls_get_their_own_responses(placement: str) -> None:
 async def test_error_of_a_model_that_cannot_be_loaded(placement: str) -> None:
     with pytest.raises(ModelFailed, match="failed to load 'm', RuntimeError: no weights here"):
         async with pool_of(placement, "Unloadable"):
+            pass
+
+
+@pytest.mark.parametrize("placement", ["thread", "process"])
+async def test_a_load_over_its_limit_fails(placement: str) -> None:
+    with pytest.raises(
+        ModelFailed, match=r"failed to load 'm', it took more than 0.05 s \(load_timeout_s, and a second"
+    ):
+        async with pool_of(placement, "LoopsInLoad", load_timeout_s=0.05):
             pass
 
 

@@ -149,6 +149,8 @@ def perform_fatal(action: str, call: Infer) -> Any:
     match action:
         case "exit":
             sys.exit(3)
+        case "panic":
+            raise PanicException("index out of bounds")
         case "os._exit":
             os._exit(7)
         case "kill":
@@ -216,6 +218,10 @@ def _hold_the_lock(call: Infer) -> None:
 
 class OwnError(InvalidInput):
     """An error class that only the model's module defines."""
+
+
+class PanicException(BaseException):
+    """What libraries in Rust raise (pyo3)."""
 
 
 class Actions(Model):
@@ -293,6 +299,12 @@ class HangsInLoad(Model):
         Path(self.spec.parameters["begun"]).write_text(str(os.getpid()))
         while True:
             time.sleep(1)
+
+
+class LoopsInLoad(Model):
+    def load(self) -> None:
+        while True:
+            pass
 
 
 class LoadsOnce(Actions):

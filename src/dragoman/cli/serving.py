@@ -1,6 +1,7 @@
 """The process of `dragoman serve`: its settings, its server and what it prints."""
 
 import asyncio
+import atexit
 import errno
 import logging
 import os
@@ -19,12 +20,29 @@ from dragoman.engine_setup import sagemaker_paths, settings_for
 from dragoman.server import Server, logger_levels, run
 from dragoman.settings import Settings, from_environment, parse_settings
 from dragoman.system import logs, process
+from dragoman.system.threads import is_loading
 from dragoman.workers.local import GRACE_S
 from dragoman.workers.pool import Pool
 
 
 def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     """Serve models until the process is stopped; return the exit status."""
+    status = 1  # if serving raises
+
+    def exit_despite_loads() -> None:
+        """End at once if a model is still being loaded: its thread would abort the process while it is torn down."""
+        if is_loading():
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    atexit.register(exit_despite_loads)  # before others, so that it runs after them
+    status = _serve(paths, flags)
+    return status
+
+
+def _serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     began_s = time.monotonic()
     try:
         server = _make_server(paths, flags)

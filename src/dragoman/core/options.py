@@ -193,6 +193,13 @@ class ModelOptions:
         float,
         Option("seconds in which a model is tried with example requests when it is loaded; 0: it is not tried"),
     ] = 10.0
+    load_timeout_s: Annotated[
+        float,
+        Option(
+            "seconds in which a model must be loaded, and one more for each 20 MB of its files; 0: no limit. The time "
+            "that a worker waits in the queue of a launcher does not count",
+        ),
+    ] = 600.0
     cancel_grace_s: Annotated[
         float,
         Option("seconds after which a worker process that still computes a cancelled call is killed; 0: never"),

@@ -1,6 +1,6 @@
 """Text generation: prompts, sampling parameters and results."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,14 +16,14 @@ FinishReason = Literal["", "length", "eos_token", "stop_sequence"]
 class Chat:
     """A conversation for the model's chat template.
 
-    `messages` and `tools` are as chat templates expect them: a message has `role` and `content`, optionally
-    `tool_calls`, `tool_call_id` and `name`. The content of a message with images is a list of parts,
-    {"type": "text", "text": ...} and {"type": "image", "base64": the file in base64}.
+    `messages` and `tools` are those of OpenAI's chats: a message has `role` and `content`, optionally `tool_calls`
+    (whose arguments are JSON text), `tool_call_id`, `name` and `reasoning_content`. Content is a text, a `PartsText` if
+    it was sent in several parts, and None in a message of the assistant without one. With images it is a list of
+    parts, {"type": "text", "text": ...} and {"type": "image", "base64": the file in base64}.
 
-    `options` are further template variables. `special_tokens`: the
-    tokenizer adds its special tokens to the text that the template writes. `template` replaces the model's
-    template; "" uses the model's. `drops_turns`: if prompt and new tokens do not fit into the context, the oldest turns
-    are removed.
+    `options` are further template variables. `special_tokens`: the tokenizer adds its special tokens to the text that
+    the template writes. `template` replaces the model's template; "" uses the model's. `drops_turns`: if prompt and new
+    tokens do not fit into the context, the oldest turns are removed.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -59,8 +59,34 @@ class RawPrompt(str):
     __slots__ = ()
 
 
-# Text, token ids, or a conversation.
-Prompt = str | tuple[int, ...] | Chat
+@dataclass(frozen=True, slots=True)
+class InfillPrompt:
+    """Texts before and after a gap that the completion fills."""
+
+    prefix: str
+    suffix: str
+
+
+class PartsText(str):
+    """Content of a message that was sent in several parts: their texts, joined by line breaks.
+
+    parts: the texts, for chat templates that take them apart.
+    """
+
+    parts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[str]) -> str:
+        """Return the content for some texts; one text alone is a plain string."""
+        if len(parts) < 2:
+            return "".join(parts)
+        content = cls("\n".join(parts))
+        content.parts = tuple(parts)
+        return content
+
+
+# Text, token ids, a conversation, or a text with a gap.
+Prompt = str | tuple[int, ...] | Chat | InfillPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +126,8 @@ class Sampling:
     top_logprobs: number of top tokens returned per token.
     prompt_logprobs: log-probabilities of the prompt's tokens with this number of top tokens each (None: off).
     truncate: keep only this number of the prompt's tokens (None: all, 0: those that fit into the context together with
-        max_new_tokens), the last ones for the truncation_side "left", the first ones for "right".
+        max_new_tokens), the last ones for the truncation_side "left", the first ones for "right". They include the
+        special tokens that the tokenizer adds, which stay.
     prompt_token_ids: return the ids of the prompt's tokens.
     skip_special_tokens, spaces_between_special_tokens: how tokens are decoded.
     grammar: constraint on the completion.
@@ -171,7 +198,8 @@ class Text(Struct, frozen=True):
     character or in what may become a stop string, so it may lag behind `tokens`. `generated` is the number of
     tokens so far. The last chunk has `finish`, `whole`, the entire completion, and `stop`, the stop string or
     token id that ended it, if any. `seed` is the seed that was used, or None without sampling. `took_s`: the seconds
-    from the arrival of the prompt in the engine to the end, in the last chunk, if the engine knows them.
+    from the arrival of the prompt in the engine to the end, in the last chunk, if the engine knows them; texts that
+    differ in it alone are equal.
     """
 
     prompt: int = 0
@@ -185,6 +213,15 @@ class Text(Struct, frozen=True):
     seed: int | None = None
     took_s: float | None = None
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Text):
+            return NotImplemented
+        names = self.__struct_fields__
+        return all(getattr(self, name) == getattr(other, name) for name in names if name != "took_s")
+
+    def __hash__(self) -> int:
+        return hash((self.prompt, self.choice, self.generated, self.whole, self.text))
+
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
@@ -193,20 +230,20 @@ class PromptInfo:
 
     If the engine knows them: `checked_s`, seconds to validate and tokenize the call's prompts; `waited_s`,
     seconds in the queue; `read_s`, seconds to compute the prompt; `max_new`, the limit of new tokens; `temperature` (0:
-    greedy decoding) and `top_p` with the model's defaults.
+    greedy decoding) and `top_p` with the model's defaults. Infos that differ in these seconds alone are equal.
     """
 
     text: str
     tokens: int
     cached: int = 0
     prefill: tuple[Token, ...] = ()
-    waited_s: float | None = None
-    checked_s: float | None = None
+    waited_s: float | None = field(default=None, compare=False)
+    checked_s: float | None = field(default=None, compare=False)
     max_new: int | None = None
     token_ids: tuple[int, ...] = ()
     temperature: float | None = None
     top_p: float | None = None
-    read_s: float | None = None
+    read_s: float | None = field(default=None, compare=False)
 
 
 class Generation(Struct, frozen=True):

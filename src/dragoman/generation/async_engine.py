@@ -87,7 +87,7 @@ class AsyncEngine:
                 return
             try:
                 function(engine)
-            except Exception as error:
+            except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(None)
@@ -111,7 +111,7 @@ class AsyncEngine:
             if engine.has_work:
                 try:
                     engine.step()
-                except Exception as error:
+                except BaseException as error:  # also the panic of a library in Rust
                     log.exception("a step of the text engine failed; its generations end")
                     self._abandon(engine, ModelFailed(f"generation failed: {type(error).__name__}: {error}"))
             self._flush()
@@ -130,7 +130,7 @@ class AsyncEngine:
                 return False
             try:
                 command(engine)
-            except Exception:  # the thread must survive any error
+            except BaseException:  # the thread must survive any error
                 log.exception("a command of the text engine failed")
         return True
 

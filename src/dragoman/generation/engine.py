@@ -182,7 +182,7 @@ class GenerationEngine:
         rows = [self._row(work) for work in works]
         try:
             return [(works, rows, self._runner.run(self._memory.cache, rows))]
-        except Exception as error:
+        except BaseException as error:  # also the panic of a library in Rust
             if len(works) == 1:
                 self._fail(cast("GenerationJob", works[0].task), error)
                 return []
@@ -312,14 +312,14 @@ class GenerationEngine:
             speculation.keep({sequence for sequence, *_ in drafting})
             for (sequence, *_), drafts in zip(drafting, speculation.propose(drafting, rows), strict=True):
                 sequence.drafts = drafts
-        except Exception:
+        except BaseException:
             log.exception("drafts cannot be computed; speculative decoding is switched off")
             self._speculation = None
 
     def _take(self, job: GenerationJob, sequence: Sequence, choice: TokenChoice) -> None:
         try:
             is_finished = job.take(sequence, choice)
-        except Exception as error:
+        except BaseException as error:
             self._fail(job, error)
             return
         if is_finished:
@@ -393,11 +393,11 @@ class GenerationEngine:
         """Call a function for one job; an exception ends only that job."""
         try:
             return act(*arguments)
-        except Exception as error:
+        except BaseException as error:
             self._fail(job, error)
             return None
 
-    def _fail(self, job: GenerationJob, error: Exception) -> None:
+    def _fail(self, job: GenerationJob, error: BaseException) -> None:
         if not isinstance(error, DragomanError):
             log.error("a generation failed", exc_info=error)
             error = ModelFailed(f"generation failed: {type(error).__name__}: {error}")

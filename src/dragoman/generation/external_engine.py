@@ -221,7 +221,9 @@ async def _drain(stream: AsyncGenerator[Item, None], into: "asyncio.Queue[Item |
         async with aclosing(stream):
             async for item in stream:
                 into.put_nowait(item)
-    except Exception as error:
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
         into.put_nowait(error)
     else:
         into.put_nowait(None)

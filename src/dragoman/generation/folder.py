@@ -1,10 +1,12 @@
 """Check the folder of a text model before it is loaded; explain errors in one line."""
 
 import json
+import os
 import re
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dragoman.core.errors import ModelFailed
 
@@ -69,6 +71,7 @@ def check(folder: Path) -> None:
         )
     _check_configuration(folder)
     _check_weights(folder)
+    check_sizes(folder)
     _check_tokenizer(folder)
 
 
@@ -112,6 +115,48 @@ def _check_configuration(folder: Path) -> None:
             f"config.json in '{folder.name}' has no 'model_type', so it is not known what the model is; take the file "
             "that save_pretrained wrote"
         )
+
+
+# Sizes in config.json that are numbers of modules: each module has at least one tensor, except that the experts of a
+# layer may be parts of one tensor.
+_LAYERS = frozenset(
+    (
+        *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_decoder_layers", "num_encoder_layers"),
+        *("encoder_layers", "decoder_layers", "num_blocks", "n_blocks", "depth"),
+    )
+)
+_EXPERTS = frozenset(("num_experts", "num_local_experts", "n_routed_experts", "n_experts", "moe_num_experts"))
+
+
+def check_sizes(folder: Path) -> None:
+    """Raise ModelFailed if config.json has more layers or experts than the weights: building them would take memory
+    without end."""
+    tensors = [each for path in weight_files(folder) for each in _tensors(path).values()]
+    largest = max((size for each in tensors for size in each.get("shape", ())), default=0)
+    for name, count in _counts(_load_object(folder / "config.json", "its configuration")):
+        limit = max(len(tensors), largest) if name in _EXPERTS else len(tensors)
+        if count > limit:
+            raise ModelFailed(
+                f"config.json in '{folder.name}' has {name} {count}, but the weights have {len(tensors)} tensors; copy "
+                "the folder again"
+            )
+
+
+def _counts(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the numbers of modules in a configuration and those inside it."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _counts(value)
+        elif isinstance(value, int) and name in _LAYERS | _EXPERTS:
+            yield name, value
+
+
+def _tensors(path: Path) -> Mapping[str, Any]:
+    """Return the descriptions of the tensors in a safetensors file."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: Mapping[str, Any] = json.loads(file.read(length))
+    return {name: each for name, each in header.items() if name != "__metadata__"}
 
 
 # --- weights -----------------------------------------------------------------------------------------------
@@ -175,12 +220,68 @@ def _check_file(path: Path) -> None:
 def _check_gguf(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(len(_GIT_LFS))
-    if start == _GIT_LFS:
-        raise ModelFailed(f"{path.name} is a Git LFS pointer instead of weights; run `git lfs pull` there")
-    if start[:4] != b"GGUF":
-        raise ModelFailed(f"{path.name} is not a GGUF file: expected the bytes 'GGUF' at its start, got {start[:4]!r}")
-    if _SHARD.search(path.name):
-        raise ModelFailed(f"{path.name} is one of several files; join them with `llama-gguf-split --merge`")
+        if start == _GIT_LFS:
+            raise ModelFailed(f"{path.name} is a Git LFS pointer instead of weights; run `git lfs pull` there")
+        if start[:4] != b"GGUF":
+            raise ModelFailed(
+                f"{path.name} is not a GGUF file: expected the bytes 'GGUF' at its start, got {start[:4]!r}"
+            )
+        if _SHARD.search(path.name):
+            raise ModelFailed(f"{path.name} is one of several files; join them with `llama-gguf-split --merge`")
+        file.seek(4)
+        try:
+            tensors, sizes = _gguf_header(file)
+        except (ValueError, struct.error, KeyError) as error:
+            raise ModelFailed(f"{path.name} is truncated: its header cannot be read; copy it again") from error
+    for name, count in sizes.items():
+        limit = tensors if name.endswith(".block_count") else _MAX_EXPERTS if name.endswith(".expert_count") else count
+        if count > limit:
+            raise ModelFailed(f"{path.name} has {name} {count}, but {tensors} tensors; copy it again")
+
+
+# Experts of one layer are parts of one tensor.
+_MAX_EXPERTS = 4096
+# Sizes and formats of numbers in a GGUF file by their type, for `struct`.
+_GGUF_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_GGUF_STRING, _GGUF_ARRAY = 8, 9
+
+
+def _gguf_header(file: BinaryIO) -> tuple[int, dict[str, int]]:
+    """Return the number of tensors of a GGUF file and the integers among its metadata
+    (https://github.com/ggml-org/ggml, docs/gguf.md). Raises ValueError or struct.error if it is truncated."""
+
+    def number(form: str) -> Any:
+        return struct.unpack(f"<{form}", file.read(struct.calcsize(form)))[0]
+
+    def skip(count: int) -> None:
+        if count > size - file.tell():
+            raise ValueError("a length is beyond the end of the file")
+        file.seek(count, 1)
+
+    def value(kind: int) -> Any:
+        if kind == _GGUF_STRING:
+            return skip(number("Q"))
+        if kind != _GGUF_ARRAY:
+            return number(_GGUF_NUMBERS[kind])
+        element, count = number("I"), number("Q")
+        if element in _GGUF_NUMBERS:
+            return skip(count * struct.calcsize(_GGUF_NUMBERS[element]))
+        for _ in range(count):
+            value(element)
+        return None
+
+    size = os.fstat(file.fileno()).st_size
+    number("I")  # version
+    tensors, count = number("Q"), number("Q")
+    integers: dict[str, int] = {}
+    for _ in range(count):
+        length = number("Q")
+        if length > size:
+            raise ValueError("a length is beyond the end of the file")
+        name, found = file.read(length).decode(errors="replace"), value(number("I"))
+        if isinstance(found, int):
+            integers[name] = found
+    return tensors, integers
 
 
 # --- tokenizer ---------------------------------------------------------------------------------------------

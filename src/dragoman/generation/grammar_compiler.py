@@ -44,6 +44,7 @@ class GrammarLimits:
     grammar_memory: MiB for compiling one, and for the cache.
     grammar_step_s: seconds for computing a mask.
     grammar_cache: number of compiled grammars in the cache.
+    compact_json: JSON has one form, without line breaks and with one space after commas and colons.
     """
 
     grammar_max_chars: int = 1 << 18
@@ -51,6 +52,7 @@ class GrammarLimits:
     grammar_memory: int = 256
     grammar_step_s: float = 1.0
     grammar_cache: int = 64
+    compact_json: bool = False
 
 
 MINIMA = {
@@ -96,6 +98,7 @@ class CompilerProcess:
             "text": grammar.text,
             "cpu_s": cpu_s,
             "memory_bytes": limits.grammar_memory << 20,
+            "compact": limits.compact_json,
         }
         with self._lock:
             response = self._answer(request, 20 * cpu_s + _GRACE_S)
@@ -289,7 +292,7 @@ class GrammarCompiler(Generic[Result]):
             entry = _CacheEntry(None, f"grammar: {error}", len(grammar.text))
         except InvalidInput as error:
             entry = _CacheEntry(None, str(error), len(grammar.text))
-        except Exception as error:
+        except BaseException as error:
             self._fail(grammar, future, error)
             return
         with self._lock:
@@ -317,7 +320,7 @@ class GrammarCompiler(Generic[Result]):
             error = f"grammar: {_MAX_WAITING_SLOW} other slow grammars are waiting to be compiled; try again later"
             self._fail(grammar, future, Overloaded(error))
 
-    def _fail(self, grammar: Grammar, future: "Future[Result]", error: Exception) -> None:
+    def _fail(self, grammar: Grammar, future: "Future[Result]", error: BaseException) -> None:
         """Fail without caching: the grammar may be tried again."""
         with self._lock:
             if self._futures.pop(grammar, None) is None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.generation.gbnf import literal, to_lark
-from dragoman.generation.json_schema import with_bounded_space
+from dragoman.generation.json_schema import json_grammar
 from dragoman.generation.structural_tags import to_grammars
 
 # Limits of llguidance. With its default lexer fuel of 1,000,000, nested repetitions take a second and 60 MiB; 300,000
@@ -44,7 +44,11 @@ _PR_SET_PDEATHSIG = 1
 # Compilation has a lower priority than generation.
 _NICE = 5
 
-UNSATISFIABLE = "no text satisfies the grammar"
+# Of a grammar without continuation. It may be satisfiable: llguidance finds no text for some combinations of rules.
+UNSATISFIABLE = (
+    "no text was found that satisfies the grammar: it contradicts itself, or combines rules that cannot be followed "
+    'here, such as overlapping "patternProperties"'
+)
 
 # Reason why the kernel killed a fork, by signal.
 SIGNAL_REASONS: Mapping[int, str] = {
@@ -57,15 +61,15 @@ SIGNAL_REASONS: Mapping[int, str] = {
 }
 
 
-def grammar_text(kind: str, text: str) -> str:
-    """Return a grammar in llguidance's format. Raises ValueError if it is invalid."""
+def grammar_text(kind: str, text: str, *, compact: bool = False) -> str:
+    """Return a grammar in llguidance's format; `compact`: JSON has one form. Raises ValueError if it is invalid."""
     from llguidance import LLMatcher as Matcher
 
     match kind:
-        case "json_schema":
-            result: str = Matcher.grammar_from_json_schema(with_bounded_space(text))
-        case "json_object":
-            result = Matcher.grammar_from_json_schema(with_bounded_space('{"type": "object"}'))
+        case "json_schema" | "json_object":
+            form, text = json_grammar(text or '{"type": "object"}', compact=compact)
+            write = Matcher.grammar_from_lark if form == "lark" else Matcher.grammar_from_json_schema
+            result: str = write(text)
         case "regex":
             result = Matcher.grammar_from_regex(text)
         case "lark":
@@ -75,7 +79,7 @@ def grammar_text(kind: str, text: str) -> str:
         case "choice":
             result = Matcher.grammar_from_lark(_choice(text))
         case "structural_tag":
-            result = to_grammars(text)
+            result = to_grammars(text, compact=compact)
         case _:
             raise ValueError(f"unknown kind of grammar: {kind!r}")
     return result
@@ -112,24 +116,32 @@ def allowed_tokens(matcher: Any, size: int) -> "np.ndarray[tuple[int], np.dtype[
 
 
 def first_line(error: str) -> str:
-    """Return an error of llguidance without its internal state and source locations."""
-    line = error.partition("\n")[0][:300]
+    """Return an error of llguidance without its internal state and source locations.
+
+    The reason of an error in a regular expression is in a later line.
+    """
+    line, *others = error.split("\n")
     if line.startswith("NoExtension"):
         return UNSATISFIABLE
-    return "too large to compile" if line.startswith("panic") else line
+    if line.startswith("panic"):
+        return "too large to compile"
+    reason = next((each.partition(" ")[2] for each in others if each.startswith("error: ")), "")
+    return " ".join(filter(None, (line[:300], reason[:300])))
 
 
-def compile_and_check(kind: str, text: str, tokenizer: Any, size: int, ends: list[int]) -> tuple[str, Any]:
+def compile_and_check(
+    kind: str, text: str, tokenizer: Any, size: int, ends: list[int], *, compact: bool = False
+) -> tuple[str, Any]:
     """Compile a grammar and try its first step; return it in llguidance's format and as a matcher.
 
     Raises ValueError if it is invalid, too large or unsatisfiable (for JSON, by a non-empty text).
     """
-    compiled = grammar_text(kind, text)
+    compiled = grammar_text(kind, text, compact=compact)
     compiled_matcher = matcher(tokenizer, compiled)
     accepts_empty = compiled_matcher.is_accepting()
     tokens = np.setdiff1d(np.flatnonzero(allowed_tokens(compiled_matcher, size)), ends)
     if not len(tokens) and (kind.startswith("json") or not accepts_empty):
-        raise ValueError(f"no {'JSON ' if kind.startswith('json') else ''}text satisfies the grammar")
+        raise ValueError(UNSATISFIABLE)
     for token in {int(each) for each in tokens[:1]} | {int(each) for each in tokens[-1:]}:
         # An exceeded limit of the first mask is only reported when a token is consumed.
         tried = compiled_matcher.deep_copy()
@@ -195,7 +207,8 @@ def _compile_in_fork(request: Mapping[str, Any], tokenizer: Any, size: int, ends
 def _answer(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[int]) -> Mapping[str, Any]:
     before = _allocated_bytes()
     try:
-        text, compiled_matcher = compile_and_check(request["kind"], request["text"], tokenizer, size, ends)
+        kind, compact = request["kind"], request["compact"]
+        text, compiled_matcher = compile_and_check(kind, request["text"], tokenizer, size, ends, compact=compact)
     except MemoryError:
         return {"killed": "memory"}
     except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import AdapterNotFound, InvalidInput, TooLong
-from dragoman.core.text import Chat, Prompt, Sampling
+from dragoman.core.text import Chat, InfillPrompt, Prompt, Sampling
 from dragoman.generation.generation_config import apply_defaults
 from dragoman.generation.grammar import GrammarGuide, GrammarService
 from dragoman.generation.grammar_compiler import GrammarLimits
@@ -179,11 +179,29 @@ class InputProcessor:
         if not tokens:
             raise InvalidInput("prompt: expected at least one token, got an empty prompt")
         if sampling.truncate is not None:
-            if features:
-                raise InvalidInput("truncate: expected none for a prompt with images")
+            if features or isinstance(prompt, InfillPrompt):
+                kind = "images" if features else "a suffix"
+                raise InvalidInput(f"truncate: expected none for a prompt with {kind}")
             count = sampling.truncate or self._max_prompt_tokens(sampling)
-            tokens = tokens[:count] if sampling.truncation_side == "right" else tokens[-count:]
+            if len(tokens) > count:
+                tokens = self._truncate(tokens, count, prompt, sampling.truncation_side)
         return text, tokens, features
+
+    def _truncate(self, tokens: list[int], count: int, prompt: Prompt, side: str) -> list[int]:
+        """Return `count` tokens of a prompt. As in transformers and TGI the special tokens around a text stay.
+
+        A chat keeps the beginning-of-sequence token that its template writes.
+        """
+        before, after = self.vocabulary.special_tokens_around(prompt, tokens)
+        rest = count - before - after
+        if rest < 0:
+            raise InvalidInput(
+                f"truncate: expected at least {before + after}, the number of special tokens around the prompt, "
+                f"got {count}"
+            )
+        end = len(tokens) - after
+        inner = tokens[before : before + rest] if side == "right" else tokens[end - rest : end]
+        return [*tokens[:before], *inner, *tokens[end:]]
 
     def _encode(self, prompt: Prompt, sampling: Sampling) -> tuple[str, list[int], Features]:
         """Return the text, the tokens and the features of a prompt.

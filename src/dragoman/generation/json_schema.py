@@ -1,4 +1,5 @@
-"""Prepare JSON schemas for grammars: bound white space and properties, reject schemas without finite instances."""
+"""Prepare JSON schemas for grammars: bound white space and properties, keep large numbers exact, reject schemas without
+finite instances."""
 
 import json
 import re
@@ -6,9 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from dragoman.generation import exact_numbers
+
 # White space between the parts of JSON: none, a space, or a line break with indentation. JSON allows more, which small
 # models may repeat to the end.
 _SPACE = r"(?: |\r?\n(?: {0,16}|\t{0,8}))?"
+
+# The one form of JSON with the parameter `compact_json`: that of Python's json, which models have read most.
+_COMPACT: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 # Keys of "x-guidance": those for which the text stays JSON with any value, and those whose value must match a pattern.
 _SWITCHES = ("whitespace_flexible", "coerce_one_of", "lenient", "json_allow_general_unicode_escapes")
@@ -24,10 +30,12 @@ _ROUNDS = 32
 _Schema = Mapping[str, Any]
 
 
-def with_bounded_space(text: str) -> str:
-    """Return the schema with bounds on white space, unless it specifies white space itself.
+def json_grammar(text: str, *, compact: bool = False) -> tuple[str, str]:
+    """Return the grammar of a JSON schema: "json_schema" or, if it has large numbers, "lark", and its text.
 
-    Raises ValueError if it is not a JSON object, cannot be satisfied by a finite text, or allows text that is not JSON.
+    White space is bounded, unless the schema specifies it itself; `compact`: it has one form. Raises ValueError if the
+    schema is not a JSON object, cannot be satisfied by a finite text, allows text that is not JSON, or has large
+    numbers where they cannot be enforced.
     """
     try:
         schema = json.loads(text)
@@ -36,9 +44,14 @@ def with_bounded_space(text: str) -> str:
         options = _checked_options(schema.get("x-guidance", {}))
         if not has_finite_instance(schema):
             raise ValueError('no finite JSON text satisfies the schema: its "$ref" is cyclic')
-        if not options.keys() & {"whitespace_pattern", "whitespace_flexible"}:
+        if compact:
+            options = {**_COMPACT, **options}
+        elif not options.keys() & {"whitespace_pattern", "whitespace_flexible"}:
             options = {"whitespace_pattern": _SPACE, **options}
-        return json.dumps({**close_objects(schema), "x-guidance": options})
+        schema = {**_name_patterns(close_objects(schema)), "x-guidance": options}
+        if exact_numbers.has_large_numbers(schema):
+            return "lark", exact_numbers.to_lark(schema, options)
+        return "json_schema", json.dumps(schema)
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
 
@@ -86,6 +99,36 @@ def _close(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _close_value(value: Any) -> Any:
     return _close(value) if isinstance(value, dict) else value
+
+
+# A pattern of property names that lists them.
+_NAMES = re.compile(r"\^(?:\((?:\?:)?([\w|-]+)\)|([\w-]+))\$", re.ASCII)
+
+
+def _name_patterns(schema: Any) -> Any:
+    """Return the schema with "properties" instead of "patternProperties" whose pattern lists names, such as "^a$".
+
+    If such a name is a property too, no other one matches the pattern, and llguidance would come to a dead end after a
+    comma.
+    """
+    if isinstance(schema, list):
+        return [_name_patterns(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    named = {name: value if name in ("const", "enum") else _name_patterns(value) for name, value in schema.items()}
+    properties, patterns = named.get("properties", {}), named.get("patternProperties")
+    if not isinstance(properties, dict) or not isinstance(patterns, dict):
+        return named
+    listed = {pattern: match[1] or match[2] for pattern in patterns if (match := _NAMES.fullmatch(pattern))}
+    if not listed:
+        return named
+    for pattern, names in listed.items():
+        for name in names.split("|"):
+            own, other = properties.get(name), patterns[pattern]
+            both = other if own is None or own is True or own == other else {"allOf": [own, other]}
+            properties = {**properties, name: both}
+    rest = {pattern: value for pattern, value in patterns.items() if pattern not in listed}
+    return {**named, "properties": properties, "patternProperties": rest}
 
 
 def _checked_options(options: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from dragoman.generation.pretrained import (
 )
 from dragoman.generation.runner import QUANTIZATIONS, PackingFailed, Runner
 from dragoman.generation.speculation import DraftSource, PromptLookups, Speculation
-from dragoman.generation.text_engine import check_options
+from dragoman.generation.text_engine import PROMPT_S, check_options
 from dragoman.generation.vision import ImageLimits, VisionProcessor
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.system.load_steps import report_step
@@ -69,6 +69,8 @@ class EngineOptions(GrammarLimits):
     adapter_folder: folder, relative to the model's, from which clients may load adapters.
     max_images, max_image_bytes, max_image_pixels: number of images of a prompt, and bytes and pixels of all together.
     image_memory: MiB of the images of all calls together, which `TextModel` limits.
+    prompt_s: seconds for the chat template and the tokenization of the prompts of one call, which `TextModel` limits.
+    sanitize_control_tokens: encode control tokens in the messages of chats as text.
     max_adapters, adapter_memory, max_adapter_rank: number of adapters in memory, MiB of their files, and rank of one.
     """
 
@@ -95,6 +97,8 @@ class EngineOptions(GrammarLimits):
     max_image_bytes: int = _IMAGES.file_bytes
     max_image_pixels: int = _IMAGES.pixels
     image_memory: int = DEFAULT_MIB
+    prompt_s: float = PROMPT_S
+    sanitize_control_tokens: bool = False
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES), "quantization": tuple(QUANTIZATIONS)}
@@ -114,6 +118,7 @@ _MINIMA: Mapping[str, float] = {
     "max_image_bytes": 1,
     "max_image_pixels": 1,
     "image_memory": 1,
+    "prompt_s": 0.01,
     **GRAMMAR_MINIMA,
 }
 
@@ -203,7 +208,7 @@ def _engine(
     else:
         memory = GeneralMemory(_cache_bytes(runner, options), runner.fixed_bytes, runner.bytes_per_token, budget)
     vision = runner.vision if isinstance(runner, GeneralRunner) else None
-    vocabulary = Vocabulary(folder, runner.config.vocab_size, vision)
+    vocabulary = Vocabulary(folder, runner.config.vocab_size, vision, sanitizes=options.sanitize_control_tokens)
     ends = end_tokens(folder, vocabulary)
     defaults = default_sampling(folder) if options.generation_config else {}
     report_step("measuring threads")
@@ -230,8 +235,8 @@ def _engine(
         "file_quantization": pretrained.file_quantization,
         "end_tokens": sorted(ends),
         "default_parameters": defaults,
-        "chat_template": vocabulary.has_template,
-        TEMPLATE_TEXT: vocabulary.template_text,
+        "chat_template": vocabulary.template.describe() or False,
+        TEMPLATE_TEXT: vocabulary.template.text,
         "vision": vision is not None,
         "adapters": store.names,  # which change
         "skipped_adapters": store.skipped,

@@ -19,6 +19,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from dragoman.core.errors import ModelFailed
 from dragoman.generation import quantized_files
 from dragoman.generation.folder import takes_images
+from dragoman.system.load_steps import report_step
 
 log = logging.getLogger("dragoman.generation")
 
@@ -84,6 +85,7 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
 
         file_format, file_quantization = "gguf", gguf_quantization(folder)
         folder, inside = folder.parent, {"gguf_file": folder.name}
+        report_step("reading the configuration")
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
     quantization = getattr(config, "quantization_config", None) or {}
     is_dequantized = quantized_files.is_readable(quantization)
@@ -101,6 +103,8 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
             source, factory = None, type(factory.from_config(config))
         inside = {"state_dict": quantized_files.read_weights(folder, quantization, used_dtype)}
         log.info("weights quantized by %s are dequantized to %s", quantization["quant_method"], used_dtype)
+    if inside:
+        report_step("converting weights")
     model, loading_info = factory.from_pretrained(
         source,
         config=config,

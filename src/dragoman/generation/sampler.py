@@ -23,12 +23,12 @@ def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> list[Token
     """
     logprobs = torch.log_softmax(logits, -1)
     tokens = _argmax(logits)
-    errors: dict[int, Exception] = {}
+    errors: dict[int, BaseException] = {}
     ruled = [i for i, sampler in enumerate(samplers) if not sampler.is_greedy]
     for i, row in zip(ruled, logits[ruled].cpu().numpy() if ruled else (), strict=True):
         try:
             tokens[i] = samplers[i].choose(row)
-        except Exception as error:
+        except BaseException as error:  # also the panic of a library in Rust
             errors[i] = error
     values = logprobs_of(logprobs, tokens)
     errors |= {i: ValueError("the model's logits are NaN") for i, value in enumerate(values) if value != value}

@@ -241,6 +241,7 @@ _BLOCK_SIZE = 16  # tokens
 _QUEUE = "dragoman_text_queue_size"
 _BATCH = "dragoman_text_batch_size"
 _MAX_TOKENS = "dragoman_text_batch_max_tokens"
+_PREEMPTIONS = "dragoman_text_preemptions_total"
 _METHODS = ("prefill", "decode")
 
 
@@ -300,6 +301,8 @@ def queue_metrics(scheduler: Scheduler, active: int) -> Iterable[Family]:
         (_MAX_TOKENS, "Maximum number of tokens of these sequences.", max_tokens),
     ):
         yield Family(name, "gauge", line, (Sample(name, {}, value),))
+    line = "Prompts that were preempted because the key-value cache was full; they are computed again later."
+    yield Family(_PREEMPTIONS, "counter", line, (Sample(_PREEMPTIONS, {}, scheduler.preempted),))
     blocks = Sample(_BLOCKS, {"block_size": str(_BLOCK_SIZE)}, budget // _BLOCK_SIZE)
     yield Family(_BLOCKS, "gauge", "Blocks of tokens for which the key-value cache has memory.", (blocks,))
 

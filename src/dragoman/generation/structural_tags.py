@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.generation.gbnf import literal, to_lark
-from dragoman.generation.json_schema import with_bounded_space
+from dragoman.generation.json_schema import json_grammar
 
 _ANY_TEXT = r"/(.|\n)*/"
 _REPETITIONS = {"optional": "?", "plus": "+", "star": "*"}
@@ -15,13 +15,14 @@ _KINDS = (
 )
 
 
-def to_grammars(text: str) -> str:
-    """Return structural tags as llguidance's list of grammars. Raises ValueError if they are invalid.
+def to_grammars(text: str, *, compact: bool = False) -> str:
+    """Return structural tags as llguidance's list of grammars; `compact`: JSON has one form. Raises ValueError if they
+    are invalid.
 
     Both forms are accepted: `structures` with `triggers`, and xgrammar's `format`.
     """
     value = json.loads(text)
-    writer = _Writer()
+    writer = _Writer(compact=compact)
     match value:
         case {"format": Mapping() as form}:
             start = writer.write(form, is_last=True)
@@ -44,7 +45,8 @@ def _tag_of_structure(structure: Any) -> dict[str, Any]:
 class _Writer:
     """rules: lines of Lark. grammars: further grammars, to which the rules refer by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compact: bool) -> None:
+        self._compact = compact
         self.rules: list[str] = []
         self.grammars: list[dict[str, str]] = []
 
@@ -67,7 +69,8 @@ class _Writer:
             case "const_string":
                 return literal(_text(form, "value"))
             case "json_schema":
-                return f"%json {with_bounded_space(json.dumps(form.get('json_schema')))}"
+                kind, text = json_grammar(json.dumps(form.get("json_schema")), compact=self._compact)
+                return f"%json {text}" if kind == "json_schema" else self._add_grammar({"lark_grammar": text})
             case "regex":
                 return self._add_grammar({"lark_grammar": f"start: /{_regex(_text(form, 'pattern'))}/"})
             case "grammar":

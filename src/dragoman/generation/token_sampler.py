@@ -113,7 +113,7 @@ class TokenChoice(Struct, frozen=True):
     token: int
     logprob: float = 0.0
     top: tuple[tuple[int, float], ...] = ()
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 # Below this temperature logits would be divided by a number that FP32 rounds to 0.

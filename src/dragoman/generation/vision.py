@@ -15,6 +15,8 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Proce
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.text import Chat
 from dragoman.core.text_limits import MAX_IMAGE_RATIO, MAX_JPEG_SCANS
+from dragoman.generation.chat_template import render
+from dragoman.generation.message_forms import shows_parts
 
 # Formats of images: none of them makes Pillow start a program.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -22,7 +24,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"})
 _SCAN = b"\xff\xda"
 _SAMPLE = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a b c"}]}]
-_PROBE = "dragoman-probe"
 
 # Arguments of a model by name, besides the tokens: tensors whose first axis is the sequence, or images.
 Features = Mapping[str, Any]
@@ -61,7 +62,7 @@ class VisionProcessor:
         names = ("image_token", "boi_token", "eoi_token", "image_start_token", "image_end_token")
         words = {getattr(owner, name, None) for owner in (self._processor, self._processor.tokenizer) for name in names}
         self._reserved = sorted(word for word in words if isinstance(word, str) and word)
-        self._takes_parts = self.chat_template is not None and self._accepts_parts(self.chat_template)
+        self._takes_parts = self.chat_template is not None and self._shows_parts(self.chat_template)
 
     # --- prompts -----------------------------------------------------------------------------------------
 
@@ -70,7 +71,7 @@ class VisionProcessor:
 
         Raises InvalidInput if the text contains a placeholder beside images.
         """
-        takes_parts = self._takes_parts if not chat.template else self._accepts_parts(chat.template)
+        takes_parts = self._takes_parts if not chat.template else self._shows_parts(chat.template)
         return [self._message(message, takes_parts, bool(chat.images)) for message in chat.messages]
 
     def encode(self, text: str, images: Sequence[str], *, special: bool) -> tuple[list[int], Features]:
@@ -104,32 +105,30 @@ class VisionProcessor:
     # --- private -----------------------------------------------------------------------------------------
 
     def _message(self, message: Mapping[str, Any], takes_parts: bool, has_images: bool) -> dict[str, Any]:
-        content = message["content"]
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
         for part in parts if has_images else ():
             reserved = [word for word in self._reserved if word in part.get("text", "")]
             if reserved:
                 raise InvalidInput(
                     f"messages: expected no {reserved[0]!r} in texts beside images: it marks their places"
                 )
+        if not isinstance(content, list):
+            return dict(message)
         if takes_parts:
             plain = [{"type": "image"} if part["type"] == "image" else part for part in parts]
             return {**message, "content": [part for part in plain if part.get("text", True)]}
-        return {**message, "content": "".join(part.get("text", self._placeholder) for part in parts)}
-
-    def _accepts_parts(self, template: str) -> bool:
-        """Return whether a chat template writes the text of parts, not the list as it is."""
-        try:
-            text = self._render(template, [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}])
-        except Exception:  # templates can raise any exception
-            return False
-        return _PROBE in text and f"'{_PROBE}'" not in text
-
-    def _render(self, template: str, messages: Sequence[Any]) -> str:
-        text: str = self._processor.tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=True
+        text = "".join(
+            "\n" * (part["type"] == before["type"] == "text") + part.get("text", self._placeholder)
+            for before, part in zip([{"type": ""}, *parts], parts, strict=False)
         )
-        return text
+        return {**message, "content": text}
+
+    def _shows_parts(self, template: str) -> bool:
+        return shows_parts(lambda messages, _: self._render(template, messages))
+
+    def _render(self, template: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        return render(template, messages, variables=self._processor.tokenizer.special_tokens_map)
 
     def _process(self, text: str, images: Sequence[Any], *, special: bool) -> tuple[list[int], Features]:
         try:

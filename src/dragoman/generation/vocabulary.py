@@ -1,7 +1,6 @@
 """Tokenizer of a model: prompts to tokens, and tokens incrementally to text that never ends within a character."""
 
 import codecs
-import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,12 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
 
-from dragoman.core.errors import InvalidInput, TooLong
-from dragoman.core.text import Chat, Prompt, RawPrompt, Token, TokenSpan
+from dragoman.core.errors import InvalidInput, ModelFailed, TooLong
+from dragoman.core.text import Chat, InfillPrompt, Prompt, RawPrompt, Token, TokenSpan
+from dragoman.generation.chat_template import ChatTemplate, Piece
 from dragoman.generation.memory import release_memory
 from dragoman.generation.vision import NO_FEATURES, Features, VisionProcessor
+from dragoman.system.load_steps import report_step
 
 # Replacement character for bytes that are not (yet) a character.
 _UNKNOWN = "\ufffd"
@@ -105,19 +106,22 @@ class WindowDetokenizer:
         return new
 
 
-# Longer texts are tokenized by the method that releases the interpreter lock but returns no offsets.
-_LONG = 1000
 # Tokenization takes some 90 bytes a character, which the C library would keep: more is returned to the system.
 _LARGE = 1 << 18
 # Texts longer than this multiple of the model's context are rejected before tokenization.
 _SPARE = 4
-# Arguments of apply_chat_template that are not variables of the template.
-_NO_VARIABLES = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {
-    "documents",
-    "continue_final_message",
-}
+# Token ids of the tokenizer that the model may lack, such as added tokens without weights.
+_MAX_EXTRA_IDS = 4096
 # Tokens of gpt-oss that separate the messages of its answer, which chats parse.
 _HARMONY = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>"})
+# Tokens around the texts before and after a gap, and the one after which the model writes what is between them:
+# Qwen and CodeGemma; StarCoder and Granite; DeepSeek; Code Llama.
+_INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
 # Number of prompt tokens on which the first characters of a completion may depend.
 _BEFORE = 6
 
@@ -125,24 +129,36 @@ _BEFORE = 6
 class Vocabulary:
     """Tokenizer of one model. size: number of logits. context: maximum number of tokens, 0 if not set.
     vision: the processor of images, None if the model has no vision.
+    sanitizes: control tokens in the messages of chats are encoded as text.
 
-    A GGUF file contains its tokenizer; a `tokenizer.json` beside it is used instead.
+    A GGUF file contains its tokenizer; a `tokenizer.json` beside it is used instead. Raises ModelFailed if the ids of
+    the tokenizer are not those of the model.
     """
 
-    def __init__(self, folder: Path, size: int, vision: VisionProcessor | None = None) -> None:
+    def __init__(
+        self, folder: Path, size: int, vision: VisionProcessor | None = None, *, sanitizes: bool = False
+    ) -> None:
         folder, inside = (folder.parent, {"gguf_file": folder.name}) if folder.is_file() else (folder, {})
         if (folder / "tokenizer.json").is_file():
             inside = {}
+        report_step("reading the tokenizer")
         self.tokenizer: Any = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **inside
         )
         self.vision = vision
-        if vision is not None:
-            self.tokenizer.chat_template = vision.chat_template
         self.size = size
         self.context = 0
         self._fast: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         self.special = frozenset(self.tokenizer.all_special_ids)
+        if size:
+            self._check_ids()
+        if sanitizes and self._fast is None:
+            raise ModelFailed("parameter 'sanitize_control_tokens': needs a fast tokenizer, a tokenizer.json")
+        self.template = ChatTemplate(
+            self.tokenizer.chat_template if vision is None else vision.chat_template,
+            self.tokenizer.special_tokens_map,
+            self._control_tokens() if sanitizes else (),
+        )
         self._tokens: dict[int, tuple[str, bool, bytes]] = {}  # text, whether it is special, and data of Token
         self._texts: dict[bool, dict[int, str]] = {False: {}, True: {}}  # by `skip_special`, of `BytesDetokenizer`
 
@@ -154,94 +170,183 @@ class Vocabulary:
         Raises InvalidInput for unknown token ids and for messages that the template rejects; with `bounded` TooLong for
         a text that is far longer than the context, before tokenization.
         """
-        if isinstance(prompt, str | Chat):
-            text = str(prompt) if isinstance(prompt, str) else self._apply_template(prompt)
-            if bounded or (isinstance(prompt, Chat) and prompt.template):
-                self._check_size(text)
-            special = _adds_special_tokens(prompt)
-            if self.vision is not None and isinstance(prompt, Chat) and prompt.images:
-                return text, *self.vision.encode(text, prompt.images, special=special)
-            return text, self.tokenize(text, special=special), NO_FEATURES
-        invalid = [token for token in prompt if not 0 <= token < self.size]
-        if invalid:
-            raise InvalidInput(f"prompt: expected token ids from 0 to {self.size - 1}, got {invalid[0]}")
-        return self.decode(list(prompt), skip_special=False), list(prompt), NO_FEATURES
+        if isinstance(prompt, tuple):
+            self._check_range(prompt)
+            return self.decode(list(prompt), skip_special=False), list(prompt), NO_FEATURES
+        if isinstance(prompt, InfillPrompt):
+            ids = self._tokenize_infill(prompt, bounded=bounded)
+            return self.decode(ids, skip_special=False), ids, NO_FEATURES
+        pieces = self._pieces(prompt, bounded=bounded)
+        text, special = "".join(pieces), _adds_special_tokens(prompt)
+        if self.vision is not None and isinstance(prompt, Chat) and prompt.images:
+            literal = next((piece for piece in pieces if isinstance(piece, Piece)), None)
+            if literal is not None:
+                raise InvalidInput(f"messages: expected no control token {str(literal)!r} in texts beside images")
+            return text, *self.vision.encode(text, prompt.images, special=special)
+        if len(pieces) > 1:
+            before, after = self.added_tokens if special else ((), ())
+            ids = [*before, *(token for token, _, _ in self._spans_of(pieces)), *after]
+        else:
+            ids = self.tokenize(text, special=special)
+        self._check_range(ids)
+        return text, ids, NO_FEATURES
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         """Return the text of a prompt and its tokens with their character offsets.
 
         Raises the errors of `encode`, and TooLong for more tokens than are returned.
         """
-        text, ids, features = self.encode(prompt, bounded=True)
-        if features:  # an image is many tokens
-            text = self.decode(ids, skip_special=False)
-        if len(ids) > self.context * _SPARE > 0:
-            raise TooLong(f"prompt: expected at most {self.context * _SPARE} tokens, got {len(ids)}")
-        if self._fast is not None and not isinstance(prompt, tuple) and not features:
-            (encoding,) = self._fast.encode_batch([text], add_special_tokens=_adds_special_tokens(prompt))
-            offsets = encoding.offsets
+        has_images = isinstance(prompt, Chat) and bool(prompt.images)
+        if isinstance(prompt, tuple | InfillPrompt) or self._fast is None or has_images:
+            text, ids, features = self.encode(prompt, bounded=True)
+            if features:  # an image is many tokens
+                text = self.decode(ids, skip_special=False)
+            spans = [(token, *span) for token, span in zip(ids, self._estimate_spans(ids), strict=True)]
         else:
-            offsets = self._estimate_spans(ids)
-        return text, tuple(
-            TokenSpan(token, text[start:stop], start, stop) for token, (start, stop) in zip(ids, offsets, strict=True)
-        )
+            pieces, special = self._pieces(prompt, bounded=True), _adds_special_tokens(prompt)
+            text = "".join(pieces)
+            if len(pieces) > 1:
+                before, after = self.added_tokens if special else ((), ())
+                inner = self._spans_of(pieces)
+                spans = [*((token, 0, 0) for token in before), *inner, *((token, 0, 0) for token in after)]
+            else:
+                encoding = self._encode(text, special=special, offsets=True)
+                spans = [(token, *span) for token, span in zip(encoding.ids, encoding.offsets, strict=True)]
+        if len(spans) > self.context * _SPARE > 0:
+            raise TooLong(f"prompt: expected at most {self.context * _SPARE} tokens, got {len(spans)}")
+        return text, tuple(TokenSpan(token, text[start:stop], start, stop) for token, start, stop in spans)
 
-    @property
-    def has_template(self) -> bool:
-        return bool(self.tokenizer.chat_template)
+    @cached_property
+    def added_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The special tokens that the tokenizer adds before and after a prompt."""
+        plain, ids = self.tokenize("a"), self.tokenize("a", special=True)
+        for start in range(len(ids) - len(plain) + 1):
+            if ids[start : start + len(plain)] == plain:
+                return tuple(ids[:start]), tuple(ids[start + len(plain) :])
+        return (), ()
 
-    @property
-    def template_text(self) -> str:
-        """The chat template, "" for none; of several by name, the default one."""
-        found = self.tokenizer.chat_template or ""
-        return found if isinstance(found, str) else str(found.get("default", ""))
+    def special_tokens_around(self, prompt: Prompt, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return how many special tokens the tokenizer, or a chat template, has put before and after a prompt."""
+        if isinstance(prompt, tuple | InfillPrompt):
+            return 0, 0
+        if _adds_special_tokens(prompt):
+            before, after = map(len, self.added_tokens)
+            return before, after
+        starts = isinstance(prompt, Chat) and tokens[:1] == [self.tokenizer.bos_token_id]
+        return int(starts), 0
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        if self._fast is not None and len(text) > _LONG:
-            (long,) = self._fast.encode_batch_fast([text], add_special_tokens=special)
-            ids: list[int] = list(long.ids)
-            if len(text) > _LARGE:
-                del long
-                release_memory()
-            return ids
-        if self._fast is not None:
-            fast: list[int] = self._fast.encode(text, add_special_tokens=special).ids
-            return fast
-        slow: list[int] = self.tokenizer.encode(text, add_special_tokens=special)
-        return slow
+        """Return the tokens of a text; `special`: with the special tokens that the tokenizer adds."""
+        if self._fast is None:
+            slow: list[int] = self.tokenizer.encode(text, add_special_tokens=special)
+            return slow
+        encoding = self._encode(text, special=special)
+        ids: list[int] = list(encoding.ids)
+        if len(text) > _LARGE:
+            del encoding
+            release_memory()
+        return ids
 
-    def _check_size(self, text: str) -> None:
+    def _encode(self, text: str, *, special: bool = False, offsets: bool = False) -> Any:
+        """Return the encoding of a text by the fast tokenizer, whose method for one text keeps the interpreter lock."""
+        method = self._fast.encode_batch if offsets else self._fast.encode_batch_fast
+        (encoding,) = method([text], add_special_tokens=special)
+        return encoding
+
+    def _pieces(self, prompt: str | Chat, *, bounded: bool) -> Sequence[str]:
+        """Return the text of a prompt, in pieces if some of them are control tokens to encode as text."""
+        pieces = (str(prompt),) if isinstance(prompt, str) else self._apply_template(prompt)
+        if bounded or (isinstance(prompt, Chat) and prompt.template):
+            self._check_size(pieces)
+        return pieces
+
+    def _apply_template(self, prompt: Chat) -> Sequence[str]:
+        if not (self.template or prompt.template):
+            raise InvalidInput("messages: this model has no chat template; send a plain prompt")
+        if self.vision is None and prompt.images:
+            raise InvalidInput("images: this model has no vision; send text alone")
+        messages = prompt.messages if self.vision is None else self.vision.messages(prompt)
+        return self.template.pieces(prompt, messages)
+
+    def _spans_of(self, pieces: Sequence[str]) -> list[tuple[int, int, int]]:
+        """Return the tokens of a text in pieces with their character offsets."""
+        spans: list[tuple[int, int, int]] = []
+        start = 0
+        for piece in pieces:
+            if isinstance(piece, Piece):
+                literal = self._tokenize_literally(piece)
+                spans += [(token, start + first, start + last) for token, first, last in literal]
+            else:
+                # After a line break, since SentencePiece adds a space at the start of a text.
+                prefix = "\n" if start else ""
+                encoding = self._encode(prefix + piece, offsets=True)
+                spans += [
+                    (token, start + first - len(prefix), start + last - len(prefix))
+                    for token, (first, last) in zip(encoding.ids, encoding.offsets, strict=True)
+                    if last > len(prefix) or not prefix
+                ]
+            start += len(piece)
+        return spans
+
+    def _tokenize_infill(self, prompt: InfillPrompt, *, bounded: bool) -> list[int]:
+        """Return the tokens of a prompt with a gap. Raises InvalidInput if the model has no tokens for it."""
+        vocabulary = self.tokenizer.get_vocab()
+        signs = next((signs for signs in _INFILL if all(sign in vocabulary for sign in signs)), None)
+        if signs is None:
+            raise InvalidInput("suffix: this model has no tokens for infilling; expected none")
+        if bounded:
+            self._check_size((prompt.prefix, prompt.suffix))
+        before, after, gap = (vocabulary[sign] for sign in signs)
+        starts, _ = self.added_tokens
+        return [*starts, before, *self.tokenize(prompt.prefix), after, *self.tokenize(prompt.suffix), gap]
+
+    def _tokenize_literally(self, text: str) -> list[tuple[int, int, int]]:
+        """Return the tokens of a control token as text, without the control token itself, with their offsets."""
+        fast = self._fast
+        normal = text if fast.normalizer is None else fast.normalizer.normalize_str(text)
+        parts = [(normal, (0, len(normal)))]
+        if fast.pre_tokenizer is not None:
+            parts = fast.pre_tokenizer.pre_tokenize_str(normal)
+        tokens = [(token, start) for part, (start, _) in parts for token in fast.model.tokenize(part)]
+        own = fast.token_to_id(text)
+        if any(token.id == own for token, _ in tokens):  # a part of the model's own vocabulary too
+            tokens = [
+                (token, start + i)
+                for part, (start, _) in parts
+                for i, character in enumerate(part)
+                for token in fast.model.tokenize(character)
+            ]
+        return [(token.id, start + token.offsets[0], start + token.offsets[1]) for token, start in tokens]
+
+    def _control_tokens(self) -> list[str]:
+        """Return the special tokens, and other added tokens that the chat template writes."""
+        templates = str(self.tokenizer.chat_template if self.vision is None else self.vision.chat_template)
+        added = self._fast.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special or token.content in templates]
+
+    def _check_ids(self) -> None:
+        """Raise ModelFailed for ids far beyond those of the model: tables of tokens are as long as the largest id."""
+        largest = max(self.tokenizer.get_vocab().values(), default=0)
+        if largest >= self.size + _MAX_EXTRA_IDS:
+            raise ModelFailed(
+                f"the tokenizer has the token id {largest}, but the model has {self.size} tokens (vocab_size); "
+                "copy the tokenizer of this model"
+            )
+
+    def _check_range(self, ids: Sequence[int]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self.size:
+            invalid = next(token for token in ids if not 0 <= token < self.size)
+            raise InvalidInput(f"prompt: expected token ids from 0 to {self.size - 1}, got {invalid}")
+
+    def _check_size(self, pieces: Sequence[str]) -> None:
         """Raise TooLong for a text that cannot fit, without the time of tokenization."""
-        least = len(text) // self.longest
+        length = sum(map(len, pieces))
+        least = length // self.longest
         if least > self.context * _SPARE > 0:
             raise TooLong(
-                f"prompt: expected less than {self.context} tokens, the model's maximum context limit, got {len(text)} "
+                f"prompt: expected less than {self.context} tokens, the model's maximum context limit, got {length} "
                 f"characters, at least {least // _SPARE} tokens"
             )
-
-    def _apply_template(self, chat: Chat) -> str:
-        if not (self.has_template or chat.template):
-            raise InvalidInput("messages: this model has no chat template; send a plain prompt")
-        reserved = sorted(_NO_VARIABLES & chat.options.keys())
-        if reserved:
-            raise InvalidInput(f"chat_template_kwargs: expected variables of the template, got {', '.join(reserved)}")
-        if self.vision is None and chat.images:
-            raise InvalidInput("images: this model has no vision; send text alone")
-        messages = [dict(each) for each in chat.messages] if self.vision is None else self.vision.messages(chat)
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                messages,
-                tools=[dict(tool) for tool in chat.tools] or None,
-                chat_template=chat.template or None,
-                add_generation_prompt=chat.add_generation_prompt,
-                tokenize=False,
-                **chat.options,
-            )
-        except Exception as error:  # templates can raise any exception
-            if chat.template:
-                raise InvalidInput(f"chat_template: it rejects these messages: {error}") from error
-            raise InvalidInput(f"messages: the model's chat template rejects them: {error}") from error
-        return text
 
     def _estimate_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         """Return the offsets of tokens for tokenizers that do not provide them."""
@@ -311,7 +416,7 @@ class Vocabulary:
     @cached_property
     def _anchor(self) -> list[int]:
         """A token to put before others, so that they are not at the start of a text."""
-        return self.tokenize("a", special=False)[-1:]
+        return self.tokenize("a")[-1:]
 
     @cached_property
     def _bytes(self) -> Mapping[int, bytes] | None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
-import orjson
 
 from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.calls import Ready, Request, Response
 from dragoman.core.errors import DragomanError, Unauthorized
 from dragoman.formats.body import HEADER_LENGTH
+from dragoman.formats.exact_json import dump_json
 from dragoman.formats.policy import Buffer as Buffer
 from dragoman.formats.policy import Policy as Policy
 from dragoman.system.request_context import Context, request_id
@@ -157,6 +157,8 @@ Endpoint = Callable[[HttpRequest], EndpointResult]
 Bodies = Mapping[str, Any]
 JSON, OCTET_STREAM, EVENT_STREAM = "application/json", "application/octet-stream", "text/event-stream"
 PLAIN_TEXT = "text/plain; charset=utf-8"
+# Headers of a stream of events. They are UTF-8 by definition, but clients guess another charset unless it is stated.
+EVENT_STREAM_HEADERS: Headers = (("content-type", f"{EVENT_STREAM}; charset=utf-8"), ("cache-control", "no-cache"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def json_response(value: Any, status: int = 200, headers: Headers = ()) -> HttpResponse:
-    return HttpResponse(status, (orjson.dumps(value),), (JSON_TYPE, *headers))
+    return HttpResponse(status, (dump_json(value),), (JSON_TYPE, *headers))
 
 
 def error_formatter(

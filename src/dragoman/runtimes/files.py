@@ -1,40 +1,22 @@
-"""Model files: their path, the rule about pickles, the preflight check, and the lock around transformers."""
+"""Model files: their path, the rule about pickles and the preflight check."""
 
 import ast
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from dragoman import plugins
 from dragoman.compat.files import RUNTIME_PACKAGES
 from dragoman.core.errors import ModelFailed
 from dragoman.core.options import suggestion
-from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
-from dragoman.system.threads import PYTORCH_LOADS
 
 # Operators that an error names.
 _MAX_OPERATORS = 5
 # Packages whose modules the package `compat` has.
 _REPLACED = ("mlserver", *RUNTIME_PACKAGES, "kserve", "kserve_storage")
-
-
-@contextmanager
-def transformers_lock(runtime: Runtime) -> Iterator[Any]:
-    """Import transformers, silence its log, and hold the lock of its loads."""
-    # Without this variable the library sends telemetry.
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with PYTORCH_LOADS:
-        transformers = runtime.require("transformers")
-        transformers.utils.logging.disable_progress_bar()
-        if "TRANSFORMERS_VERBOSITY" not in os.environ:
-            transformers.utils.logging.set_verbosity_error()
-        yield transformers
 
 
 def model_path(spec: ModelSpec) -> Path:

@@ -1,13 +1,13 @@
 """Shared by the runtimes of text generation: the model around an engine."""
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -17,7 +17,7 @@ from dragoman.codecs.elements import strings
 from dragoman.core.callers import get_caller
 from dragoman.core.calls import Generate, Infer, Inference, Tokenize
 from dragoman.core.datatypes import BOOL, BYTES, INT32, INT64
-from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
+from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
@@ -25,13 +25,27 @@ from dragoman.core.sampling import KINDS, check_value, sampling
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.core.text import Chat, Generation, Prompt, Sampling, Text, Tokenized, TokenSpan, merge_chunks
+from dragoman.core.text import (
+    Chat,
+    Generation,
+    InfillPrompt,
+    Prompt,
+    Sampling,
+    Text,
+    Tokenized,
+    TokenSpan,
+    merge_chunks,
+)
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 from dragoman.generation import folder as folders
 from dragoman.generation.image_queue import DEFAULT_MIB, ImageQueue, feature_bytes, image_bytes
-from dragoman.runtimes.files import model_path, transformers_lock
+from dragoman.generation.text_engine import PROMPT_S
+from dragoman.runtimes.files import model_path
+from dragoman.system.threads import DaemonThreads, TimeLimitExceededError, run_stoppable
+from dragoman.system.transformers_loads import transformers_lock
 
+A = TypeVar("A")
 _POLICY = Policy()  # limits for JSON in strings
 
 GenerateFunction = Callable[[Generate], AsyncIterator[Generation]]
@@ -207,8 +221,10 @@ def _outputs(texts: Any, *, whole: bool) -> dict[str, Tensor]:
     }
 
 
-# Prompts of more characters are tokenized in a thread, not on the event loop.
+# Prompts of more characters are processed in threads of their own, so that shorter ones do not wait for them.
 _LONG = 20_000
+# Threads for shorter and for longer prompts.
+_THREADS, _LONG_THREADS = 8, 4
 # Converting one token to text takes as long as tokenizing this many characters.
 _CHARACTERS_PER_TOKEN = 16
 
@@ -216,7 +232,8 @@ _CHARACTERS_PER_TOKEN = 16
 class TextModel(Model):
     """A folder with a tokenizer, and an engine that a subclass starts.
 
-    `runtime` declares the packages that it needs. Nothing is downloaded, and no code of a model is run.
+    `runtime` declares the packages that it needs. Nothing is downloaded, and no code of a model is run, except its chat
+    template, in a sandbox. Templates and tokenizers may take any time: they run in threads, for at most `prompt_s`.
     """
 
     runtime: Runtime
@@ -225,14 +242,18 @@ class TextModel(Model):
         super().__init__(spec)
         self.text_engine: Any = None
         self._images = ImageQueue(DEFAULT_MIB << 20)
+        self._threads = DaemonThreads(_THREADS, "dragoman-prompts")
+        self._long_threads = DaemonThreads(_LONG_THREADS, "dragoman-long-prompts")
+        self._prompt_s = PROMPT_S
 
     def load(self) -> None:
         folder = Path(model_path(self.spec)).resolve()
         self.check(folder)
-        with transformers_lock(self.runtime):
+        with transformers_lock(self.runtime.require):
             try:
                 self.text_engine = self.start_engine(folder)
                 self._images = ImageQueue(int(self.spec.parameters.get("image_memory", DEFAULT_MIB)) << 20)
+                self._prompt_s = float(self.spec.parameters.get("prompt_s", PROMPT_S))
             except DragomanError:
                 raise
             except Exception as error:  # the libraries document no class of error
@@ -261,10 +282,8 @@ class TextModel(Model):
             if size:
                 job = await self._images.run(self.text_engine.split_call, call)
                 reserve(feature_bytes(job))
-            elif sum(map(_size, call.prompts)) > _LONG:
-                job = await asyncio.to_thread(self.text_engine.split_call, call)
             else:
-                job = self.text_engine.split_call(call)
+                job = await self._run(call.prompts, partial(self.text_engine.split_call, call))
             async with aclosing(self.text_engine.generate(job)) as chunks:
                 if call.stream:
                     async for chunk in chunks:
@@ -296,11 +315,19 @@ class TextModel(Model):
             return Tokenized(*await self._spans(call.prompt))
 
     async def _spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
-        spans = self.text_engine.spans
         if image_bytes([prompt]):
-            return await self._images.run(spans, prompt)
-        size = _size(prompt) * (_CHARACTERS_PER_TOKEN if isinstance(prompt, tuple) else 1)
-        return await asyncio.to_thread(spans, prompt) if size > _LONG else spans(prompt)
+            return await self._images.run(self.text_engine.spans, prompt)
+        return await self._run([prompt], partial(self.text_engine.spans, prompt))
+
+    async def _run(self, prompts: Sequence[Prompt], function: Callable[[], A]) -> A:
+        """Return the value of a function that processes prompts, in a thread. Raises DeadlineExceeded."""
+        threads = self._long_threads if sum(map(_size, prompts)) > _LONG else self._threads
+        try:
+            return await run_stoppable(threads, function, self._prompt_s)
+        except TimeLimitExceededError:
+            raise DeadlineExceeded(
+                f"prompt: the chat template and the tokenization took more than {self._prompt_s:g} s (prompt_s)"
+            ) from None
 
     async def close(self) -> None:
         self._images.close()
@@ -311,10 +338,10 @@ class TextModel(Model):
 def _size(prompt: Prompt) -> int:
     """Return the number of characters of a prompt, or an equivalent by processing time."""
     if isinstance(prompt, Chat):
-        if prompt.template:  # the caller's template may take any time
-            return _LONG + 1
         return sum(len(str(message)) for message in prompt.messages)
-    return len(prompt)
+    if isinstance(prompt, InfillPrompt):
+        return len(prompt.prefix) + len(prompt.suffix)
+    return len(prompt) * (_CHARACTERS_PER_TOKEN if isinstance(prompt, tuple) else 1)
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:

@@ -1,24 +1,65 @@
 """Threads that do not keep their process from exiting, cancellation in them, and thread counts of libraries."""
 
 import asyncio
+import ctypes
 import os
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
-from typing import Any, Final, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
+# Name of the threads that load models.
+LOAD_THREAD: Final = "load"
+# Seconds after which a thread that was stopped, but has not ended, is given up: it waits in code of another language.
+_UNSTOPPABLE_S = 10.0
+
+
+class Turns:
+    """A lock that can be taken from a thread that has been given up."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: list[threading.Thread] = []
+
+    def __enter__(self) -> None:
+        thread = threading.current_thread()
+        with self._changed:
+            self._queue.append(thread)
+            try:
+                self._changed.wait_for(lambda: self._queue[0] is thread)
+            except BaseException:
+                self.abandon(thread)
+                raise
+
+    def __exit__(self, *_error: object) -> None:
+        self.abandon(threading.current_thread())
+
+    def locked(self) -> bool:
+        """Return whether a thread holds the lock."""
+        return bool(self._queue)
+
+    def abandon(self, thread: threading.Thread) -> None:
+        """Give the turn of a thread to the next one."""
+        with self._changed:
+            if thread in self._queue:
+                self._queue.remove(thread)
+                self._changed.notify_all()
+
+
 # Loaders that keep state in variables of the process hold this lock; two loads at a time would corrupt each other.
 # While it loads a model, transformers changes PyTorch (no tied weights, tensors without memory); torch.export.load has
 # one deserializer.
-PYTORCH_LOADS: Final = threading.Lock()
+PYTORCH_LOADS: Final = Turns()
 
 _Job = tuple["Future[Any]", Callable[[], Any]]
 Discard = Callable[[Any], None]
@@ -94,26 +135,117 @@ def _stop_threads(jobs: "queue.SimpleQueue[_Job | None]", count: int) -> None:
         jobs.put(None)
 
 
+# --- functions that can be stopped ---------------------------------------------------------------------------
+
+
+class Stopped(BaseException):
+    """Raised in a thread to stop the function that it runs."""
+
+
+class TimeLimitExceededError(Exception):
+    """A function took longer than its limit, and was stopped."""
+
+
+class StoppableCall(Generic[T]):
+    """A function that runs in a thread until `stop`, which raises Stopped in it.
+
+    A function stops at its next instruction of Python; code of another language runs on until it returns.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._lock = threading.Lock()
+        self._thread: int | None = None  # while the function runs
+        self._is_stopped = False
+
+    def __call__(self) -> T:
+        """Return the value of the function. Raises its exception, or Stopped."""
+        with self._lock:
+            if self._is_stopped:
+                raise Stopped
+            self._thread = threading.get_ident()
+        try:
+            return self._function()
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Wait for an exception that is on its way: it must not be raised in other work of this thread."""
+        is_stopped = False
+        try:
+            with self._lock:
+                self._thread, is_stopped = None, self._is_stopped
+            for _ in range(_STOP_ROUNDS if is_stopped else 0):
+                time.sleep(0.001)
+        except Stopped:
+            pass
+
+    def stop(self) -> None:
+        """Stop the function, or do not start it; from another thread."""
+        with self._lock:
+            if not self._is_stopped and self._thread is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Stopped))
+            self._is_stopped = True
+
+
+# Milliseconds after which an exception has been raised in a thread, if it has not been already.
+_STOP_ROUNDS = 20
+
+
+async def run_stoppable(executor: Executor, function: Callable[[], T], limit_s: float) -> T:
+    """Return the value of a function that runs in a thread of an executor. Raises its exception.
+
+    If this is cancelled, or takes longer than `limit_s`, the function is stopped; in the second case it raises
+    TimeLimitExceededError.
+    """
+    call = StoppableCall(function)
+    job = asyncio.get_running_loop().run_in_executor(executor, call)
+    try:
+        done, _ = await asyncio.wait({job}, timeout=limit_s)
+    except asyncio.CancelledError:
+        call.stop()
+        job.add_done_callback(_ignore)
+        raise
+    if not done:
+        call.stop()
+        job.add_done_callback(_ignore)
+        raise TimeLimitExceededError
+    return job.result()
+
+
+def _ignore(job: "asyncio.Future[Any]") -> None:
+    """Take the exception of a job of which nobody waits for the result, so that it is not logged."""
+    if not job.cancelled():
+        job.exception()
+
+
 # --- one function in a thread of its own -----------------------------------------------------------------
 
 
-async def run_here(function: Callable[..., Any], *arguments: Any, discard: Discard) -> Any:
-    """Run a function in this thread, with the interface of `run_in_thread`."""
+async def run_here(
+    function: Callable[..., Any], *arguments: Any, discard: Discard, limit_s: float | None = None
+) -> Any:
+    """Run a function in this thread, with the interface of `run_in_thread`, without a limit."""
     return function(*arguments)
 
 
-async def run_in_thread(function: Callable[..., Any], *arguments: Any, discard: Discard) -> Any:
+async def run_in_thread(
+    function: Callable[..., Any], *arguments: Any, discard: Discard, limit_s: float | None = None
+) -> Any:
     """Run a function in a daemon thread and return its result.
 
-    A thread cannot be stopped: if this coroutine is cancelled, `discard` is called with the result, in a thread.
+    If this coroutine is cancelled, the function runs on, and `discard` is called with its result, in a thread. After
+    `limit_s` seconds it is stopped, and this raises
+    TimeLimitExceededError.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
+    call = StoppableCall(partial(function, *arguments))
 
     def run() -> None:
         with suppress(RuntimeError):  # the event loop is closed
             try:
-                result = function(*arguments)
+                result = call()
             except StopIteration as error:  # a future cannot carry it
                 loop.call_soon_threadsafe(future.set_exception, RuntimeError(f"StopIteration: {error}"))
             except BaseException as error:
@@ -125,13 +257,24 @@ async def run_in_thread(function: Callable[..., Any], *arguments: Any, discard: 
         if done.exception() is None:
             threading.Thread(target=discard, args=(done.result(),), name="discard", daemon=True).start()
 
-    threading.Thread(target=copy_context().run, args=(run,), name="load", daemon=True).start()
+    thread = threading.Thread(target=copy_context().run, args=(run,), name=LOAD_THREAD, daemon=True)
+    thread.start()
     try:
-        await asyncio.wait({future})  # does not cancel the future when the caller is cancelled
+        done, _ = await asyncio.wait({future}, timeout=limit_s)  # does not cancel it when the caller is cancelled
     except asyncio.CancelledError:
         future.add_done_callback(discard_result)
         raise
+    if not done:
+        call.stop()
+        future.add_done_callback(discard_result)
+        loop.call_later(_UNSTOPPABLE_S, PYTORCH_LOADS.abandon, thread)
+        raise TimeLimitExceededError
     return future.result()
+
+
+def is_loading() -> bool:
+    """Return whether a thread of this process loads a model."""
+    return any(thread.name == LOAD_THREAD for thread in threading.enumerate())
 
 
 # --- threads of libraries --------------------------------------------------------------------------------

@@ -93,6 +93,9 @@ class Router:
     def match(self, method: str, raw_path: str, headers: Mapping[str, str]) -> Match:
         """Return the endpoint of a path, still percent-encoded; a trailing slash does not matter.
 
+        Several slashes at the start are one, as clients send them whose base URL ends with a slash; not for routes of
+        operators, which a proxy may block by their paths.
+
         HEAD is answered as GET. Unknown paths go to the fallback if a protocol has one. Raises HttpError 404 for an
         unknown path, 405 with `Allow` for another method.
         """
@@ -110,10 +113,14 @@ class Router:
             node = found
         if not node.endpoints:
             return self._no_route(method, raw_path, node.protocol, headers)
+        if raw_path.startswith("//") and any(
+            _is_of_operators(each) for found in node.endpoints.values() for each in found
+        ):
+            return self._no_route(method, raw_path, node.protocol, headers)
         return self._by_method(node, method, params, headers)
 
     def _no_route(self, method: str, raw_path: str, nearest: HttpProtocol | None, headers: Mapping[str, str]) -> Match:
-        nearest = None if "//" in raw_path else nearest  # an empty segment belongs to no protocol
+        nearest = None if "//" in raw_path.lstrip("/") else nearest  # an empty segment belongs to no protocol
         marked = next((each for each in self._with_header if each.header in headers), None)
         fallback = self._fallback
         if fallback is None or fallback.endpoint is None:
@@ -202,7 +209,13 @@ def _answer_or_explain(
 
 
 def _segments(path: str) -> list[str]:
-    return path.strip("/").split("/") if "//" not in path else path.split("/")
+    path = path.lstrip("/")
+    return path.rstrip("/").split("/") if "//" not in path else path.split("/")
+
+
+def _is_of_operators(endpoint: tuple[Route, HttpProtocol]) -> bool:
+    route = endpoint[0]
+    return route.is_administrative or (route.role == "admin" and not (route.health or route.is_public))
 
 
 def _child(node: _Node, part: str) -> _Node:

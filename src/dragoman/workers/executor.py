@@ -51,8 +51,8 @@ from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, Unloa
 from dragoman.system.call_times import current_call
 from dragoman.system.load_steps import report_step
 from dragoman.system.request_context import request_id
-from dragoman.system.threads import run_here, run_in_thread
-from dragoman.workers.pool import Loaded, WrongPlacement, load_error
+from dragoman.system.threads import TimeLimitExceededError, run_here, run_in_thread
+from dragoman.workers.pool import Loaded, WrongPlacement, load_error, load_limit_s, load_timeout_message
 from dragoman.workers.results import derivative, embeddings, generation, inference, return_unchanged, scores
 from dragoman.workers.sequence_states import SequenceStates
 
@@ -77,9 +77,6 @@ _METHODS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], An
     Handle: ("handle", return_unchanged),
 }
 
-# Exceptions of a model that must not end its thread or the event loop, such as sys.exit() in a request.
-_MODEL_ERRORS = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
-
 
 def _method_kind(method: Callable[..., Any]) -> MethodKind:
     if inspect.isasyncgenfunction(method):
@@ -91,6 +88,9 @@ def _method_kind(method: Callable[..., Any]) -> MethodKind:
 
 class Executor:
     """One loaded model. The kind of each method (function, generator, `async`) is determined once.
+
+    A model may raise any BaseException, such as `sys.exit()` in a request, or the panic of a library in Rust: it ends
+    neither a thread nor the event loop, and the caller gets an error.
 
     is_lost: whether the model can never answer again in this process, as of the last `unavailable()`.
     has_measurements: whether the model reports metrics.
@@ -128,7 +128,8 @@ class Executor:
         """
         run: Callable[..., Awaitable[Any]] = run_in_thread if in_thread else run_here
         try:
-            result: Executor | Model = await run(_load, cls, spec, placement, discard=_close)
+            limit_s = load_limit_s(spec)
+            result: Executor | Model = await run(_load, cls, spec, placement, discard=_close, limit_s=limit_s)
             if isinstance(result, Model):
                 await result.load()  # a coroutine
                 result = await run(cls, result, spec, discard=_close)
@@ -136,11 +137,13 @@ class Executor:
             return result
         except WrongPlacement:
             raise
+        except TimeLimitExceededError as error:
+            raise load_error(spec.name, load_timeout_message(spec), error) from error
         except NotReady as error:
             raise NotReady(f"failed to load '{spec.name}', {error.message}") from error
         except DragomanError as error:
             raise load_error(spec.name, error.message, error) from error
-        except _MODEL_ERRORS as error:
+        except BaseException as error:
             _reraise_cancellation(error)
             log.exception("model '%s' could not be loaded", spec.name)
             raise load_error(spec.name, _describe_error(error), error) from error
@@ -149,7 +152,7 @@ class Executor:
         """Return the metrics of the model; none if it raises."""
         try:
             return tuple(self.model.measurements())
-        except Exception as error:
+        except BaseException as error:
             if repr(error) != self._measurements_error:  # logged once: it may be called every second
                 log.exception("model '%s': measurements() raised", self.name)
                 self._measurements_error = repr(error)
@@ -162,7 +165,7 @@ class Executor:
         except WorkerLost as error:
             self.is_lost = True
             return error.message
-        except Exception:
+        except BaseException:
             log.exception("model '%s': unavailable() raised", self.name)
             return ""
 
@@ -171,7 +174,7 @@ class Executor:
             result = self.model.close()
             if inspect.isawaitable(result):
                 await result
-        except _MODEL_ERRORS as error:
+        except BaseException as error:
             _reraise_cancellation(error)
             log.exception("model '%s': close() raised", self.name)
 
@@ -193,7 +196,7 @@ class Executor:
             times.started_s = monotonic()
             try:
                 return convert(method(request if takes_request else call), call, signature)
-            except _MODEL_ERRORS as error:
+            except BaseException as error:
                 raise self._public_error(error, request) from _cause(error)
             finally:
                 times.computed_s = monotonic()
@@ -210,7 +213,9 @@ class Executor:
             with closing(self._method(request)(self._argument(request))) as results:
                 for result in results:
                     yield self._response(result, request)
-        except _MODEL_ERRORS as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             raise self._public_error(error, request) from _cause(error)
         finally:
             request.times.finish()
@@ -227,7 +232,7 @@ class Executor:
             request.times.start()
             try:
                 return self._response(await self._method(request)(self._argument(request)), request)
-            except _MODEL_ERRORS as error:
+            except BaseException as error:
                 _reraise_cancellation(error)
                 raise self._public_error(error, request) from _cause(error)
             finally:
@@ -253,7 +258,7 @@ class Executor:
                 async with aclosing((stream_method or self._method(request))(self._argument(request))) as results:
                     async for result in results:
                         yield self._response(result, request)
-            except _MODEL_ERRORS as error:
+            except BaseException as error:
                 _reraise_cancellation(error)
                 raise self._public_error(error, request) from _cause(error)
             finally:
@@ -420,7 +425,10 @@ def _stream_method(model: Model) -> Callable[[Any], Any] | None:
 
 
 def _reraise_cancellation(error: BaseException) -> None:
-    """Re-raise a cancellation of this task; a CancelledError that the model raised itself is an ordinary error."""
+    """Re-raise a cancellation of this task, or the request that its coroutine ends; a CancelledError that the model
+    raised itself is an ordinary error."""
+    if isinstance(error, GeneratorExit):
+        raise error
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
         raise error

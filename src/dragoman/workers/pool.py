@@ -66,6 +66,20 @@ class WrongPlacement(Exception):
         self.placement = placement
 
 
+# Bytes of a model's files for which its load has one more second.
+_BYTES_PER_S = 20_000_000
+
+
+def load_limit_s(spec: ModelSpec) -> float | None:
+    """Return the seconds in which a model must be loaded, None without a limit."""
+    size = sum(size for _, _, size, _ in spec.files)
+    return spec.load_timeout_s + size / _BYTES_PER_S if spec.load_timeout_s else None
+
+
+def load_timeout_message(spec: ModelSpec) -> str:
+    return f"it took more than {load_limit_s(spec):g} s (load_timeout_s, and a second for each 20 MB of its files)"
+
+
 def load_error(name: str, reason: str, cause: BaseException | None = None) -> ModelFailed:
     """Return the error of a model that cannot be loaded: OutOfMemory if `cause` or one of its causes is that."""
     error_type = OutOfMemory if any(map(_is_out_of_memory, _with_causes(cause))) else ModelFailed

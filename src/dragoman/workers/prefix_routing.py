@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from dragoman.core.calls import Generate, Infer
 from dragoman.core.datatypes import BYTES
-from dragoman.core.text import Chat, Prompt
+from dragoman.core.text import Chat, InfillPrompt, Prompt
 from dragoman.workers.replica import Replica
 
 # Lengths of the first prefix that is compared. Each further one is a quarter longer, or this much if that is more.
@@ -82,6 +82,8 @@ def prefix_keys(call: Any) -> list[int]:
 
 
 def _hashes(prompt: Prompt, adapter: str) -> list[int]:
+    if isinstance(prompt, InfillPrompt):
+        prompt = prompt.prefix
     content = _chat_text(prompt) if isinstance(prompt, Chat) else prompt
     step = _FIRST_TOKENS if isinstance(content, tuple) else _FIRST_CHARACTERS
     hashes, start, stop = [], 0, step

@@ -19,7 +19,7 @@ from dragoman.workers.file_contents import file_contents, send_files
 from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 from dragoman.workers.jobs import Job, JobSender
 from dragoman.workers.launcher import Launcher
-from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement
+from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement, load_error, load_limit_s, load_timeout_message
 from dragoman.workers.shared_blocks import close_files
 from dragoman.workers.supervisor import Heartbeat
 from dragoman.workers.worker_messages import Measurements
@@ -95,7 +95,11 @@ class Replica(JobSender):
                 self._contents = await asyncio.to_thread(file_contents, self._spec)
                 spec_frame = self._encode_spec(self._contents)
             self.channel.send(spec_frame)
-            loaded = await self._loaded
+            async with asyncio.timeout(load_limit_s(self._spec)):
+                loaded = await self._loaded
+        except TimeoutError as error:
+            await self.stop()
+            raise load_error(self._spec.name, load_timeout_message(self._spec), error) from error
         except BaseException:
             await self.stop()
             raise

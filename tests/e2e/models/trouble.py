@@ -1,6 +1,7 @@
 """Models that fail on request."""
 
 import ctypes
+import importlib
 import os
 import time
 from pathlib import Path
@@ -67,6 +68,17 @@ class SlowToLoad(Twice):
         gate.with_suffix(".begun").touch()
         while not gate.exists():
             time.sleep(0.02)
+
+
+class ComputesInLoad(Twice):
+    """Load without end, in calls of PyTorch that hold no Python lock; create a file when the first has returned."""
+
+    def load(self) -> None:
+        torch = importlib.import_module("torch")
+        matrix = torch.ones(1000, 1000)
+        while True:
+            torch.mm(matrix, matrix)
+            Path(os.environ["TEST_GATE"]).with_suffix(".begun").touch()
 
 
 class NotANumber(Twice):

@@ -24,7 +24,7 @@ from dragoman.pipelines.inputs import decode_audio
 from dragoman.pipelines.loading import load_model, load_parts, make_pipeline
 from dragoman.pipelines.results import to_json
 from dragoman.pipelines.tasks import TASKS, task_name
-from dragoman.system.threads import PYTORCH_LOADS
+from dragoman.system.transformers_loads import transformers_lock
 
 # The kinds of rows that are images or audio, which pipelines get decoded.
 _IMAGES, _AUDIO = frozenset({"image", "document"}), frozenset({"audio"})
@@ -136,8 +136,7 @@ class HuggingFaceRuntime(MLModel):
             raise ModelFailed(f"the task '{named}' is not supported: expected one of {known}")
         self._kind = task.kind
         device = extra.get("device")
-        with PYTORCH_LOADS:
-            transformers = importlib.import_module("transformers")
+        with transformers_lock(importlib.import_module) as transformers:
             source, local = str(parameters.uri), {"trust_remote_code": False, "local_files_only": True}
             config = transformers.AutoConfig.from_pretrained(source, **local)
             # Other weights than safetensors are pickles.

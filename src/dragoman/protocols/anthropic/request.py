@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, check_value, flag, format_value, integer, number
+from dragoman.core.text import PartsText
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation, reasoning_variables
 from dragoman.protocols.text_common.chat_reader import join_system_messages
-from dragoman.protocols.text_common.images import image_part
+from dragoman.protocols.text_common.images import content_of, image_part
 from dragoman.protocols.text_common.openai_format import COMMON
 from dragoman.protocols.text_common.parameters import (
     Parameter,
@@ -227,10 +226,9 @@ def _part(block: Any, role: str, where: str) -> dict[str, Any]:
 def _add_parts(messages: list[dict[str, Any]], role: str, parts: list[dict[str, Any]]) -> None:
     """Add a message; several of the user in succession are one."""
     if role == "user" and messages and messages[-1]["role"] == role:
-        messages[-1]["content"] += [{"type": "text", "text": "\n"}, *parts]
+        messages[-1]["content"] += parts
     else:
-        content = parts if role == "user" else "".join(part["text"] for part in parts)
-        messages.append({"role": role, "content": content})
+        messages.append({"role": role, "content": content_of(parts) if role == "system" else parts})
 
 
 def _tool_result(block: Mapping[str, Any], where: str, calls: set[str]) -> dict[str, Any]:
@@ -239,7 +237,7 @@ def _tool_result(block: Mapping[str, Any], where: str, calls: set[str]) -> dict[
         raise InvalidInput(f"{where}: `tool_use_id` must be the id of an earlier tool_use; got {format_value(id_)}")
     content = block.get("content")
     texts = [] if content is None else _texts(content, f"{where}: `content` of a tool_result")
-    text = ("Error: " if block.get("is_error") is True else "") + "".join(texts)
+    text = ("Error: " if block.get("is_error") is True else "") + "\n".join(texts)
     return {"role": "tool", "tool_call_id": id_.removeprefix(_CALL_ID), "content": text}
 
 
@@ -255,14 +253,14 @@ def _assistant_message(blocks: Sequence[Any], where: str, calls: set[str]) -> di
                 continue
             case {"type": "tool_use", "id": str(id_), "name": str(name), "input": dict(value)}:
                 calls.add(id_)
-                function = {"name": name, "arguments": orjson.dumps(value).decode()}
+                function = {"name": name, "arguments": value}
                 uses.append({"id": id_.removeprefix(_CALL_ID), "type": "function", "function": function})
             case _:
                 expected = "blocks of text, thinking, redacted_thinking or tool_use"
                 raise InvalidInput(f"{where}: `content` must have {expected}; got {format_value(block)}")
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    message: dict[str, Any] = {"role": "assistant", "content": PartsText.of(texts) if texts else None}
     if thinking:
-        message["reasoning_content"] = "".join(thinking)
+        message["reasoning_content"] = "\n".join(thinking)
     return {**message, "tool_calls": uses} if uses else message
 
 

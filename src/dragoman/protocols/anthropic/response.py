@@ -5,11 +5,10 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError
 from dragoman.core.text import Generation
+from dragoman.formats.exact_json import dump_json
 from dragoman.protocols.anthropic.messages import format_error_body
 from dragoman.protocols.text_common.chat import ChatRequest
 from dragoman.protocols.text_common.chat_reader import ChatReader, parse_arguments
@@ -133,4 +132,4 @@ class MessageFormatter:
 
 def _format(event: _Event) -> bytes:
     kind: str = event["type"]
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + dump_json(event) + b"\n\n"

@@ -16,8 +16,9 @@ from dragoman.protocols.anthropic.response import MessageFormatter
 from dragoman.protocols.anthropic.threads import Thread, ThreadError, load_thread, parse_thread, read_thread
 from dragoman.protocols.text_common.model_ids import text_model_ids
 from dragoman.protocols.text_common.openai_format import resolve_model
-from dragoman.protocols.text_common.parameters import EVENT_STREAM, build_request, object_body
+from dragoman.protocols.text_common.parameters import build_request, object_body
 from dragoman.protocols.wire import (
+    EVENT_STREAM_HEADERS,
     EndpointResult,
     EngineCall,
     Headers,
@@ -70,7 +71,7 @@ class Anthropic:
                 request,
                 formatter.format_chunk,
                 formatter.format_late_error,
-                headers=(*EVENT_STREAM, *headers),
+                headers=(*EVENT_STREAM_HEADERS, *headers),
                 format_error=format_error,
                 format_last_chunk=formatter.format_last_chunk,
                 final_request=None if thread is None else lambda: thread.save(http, body, formatter.message),

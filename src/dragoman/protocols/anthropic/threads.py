@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import orjson
 
 from dragoman.core.calls import Request
 from dragoman.core.errors import InvalidInput
 from dragoman.core.record_calls import ReadRecord, SaveRecord
 from dragoman.core.sampling import format_value
+from dragoman.formats.exact_json import dump_json, load_json
 from dragoman.protocols.text_common.records import owner_of
 from dragoman.protocols.wire import HttpError, HttpRequest
 
@@ -56,12 +56,12 @@ class Thread(msgspec.Struct, frozen=True):
         content = response["content"]
         if last["role"] == "assistant":  # the response continues it
             start = last["content"]
-            content = [*([{"type": "text", "text": start}] if isinstance(start, str) else start), *content]
+            content = _continued([{"type": "text", "text": start}] if isinstance(start, str) else start, content)
         else:
             messages.append(last)
         kept = {name: body.get(name) for name in _OF_THE_THREAD}
         value = {**kept, "messages": [*messages, {"role": "assistant", "content": content}]}
-        return Request(SaveRecord(_owner(http), response["id"], orjson.dumps(value)))
+        return Request(SaveRecord(_owner(http), response["id"], dump_json(value)))
 
 
 def parse_thread(value: Any, *, has_store: bool) -> Thread | None:
@@ -96,7 +96,15 @@ def load_thread(thread: Thread, record: bytes | None) -> Thread:
     if record is None:
         message = f"thread {format_value(thread.previous_id)} not found: it does not exist, or is no longer stored"
         raise ThreadError(404, f"{message}; send all messages", {"error_code": "thread_not_found"})
-    return Thread(thread.previous_id, **orjson.loads(record))
+    return Thread(thread.previous_id, **load_json(record))
+
+
+def _continued(start: Sequence[Any], content: Sequence[Any]) -> list[Any]:
+    """Return the blocks of a message that a response continues, within its last text if it is one."""
+    match [*start[-1:], *content[:1]]:
+        case [{"type": "text", "text": before}, {"type": "text", "text": after} as first]:
+            return [*start[:-1], {**first, "text": before + after}, *content[1:]]
+    return [*start, *content]
 
 
 def _owner(http: HttpRequest) -> str:

@@ -26,8 +26,9 @@ from dragoman.core.errors import (
 from dragoman.core.text import Generation, PromptInfo, Text, Token
 from dragoman.protocols.lmi.model import TEXT_ONLY, LmiModel, format_text_only
 from dragoman.protocols.lmi.request import LmiRequest
-from dragoman.protocols.text_common.parameters import EVENT_STREAM, finite, most_likely_first, split_by_token
+from dragoman.protocols.text_common.parameters import finite, most_likely_first, split_by_token
 from dragoman.protocols.wire import (
+    EVENT_STREAM_HEADERS,
     JSON_TYPE,
     PLAIN_TEXT,
     Headers,
@@ -40,7 +41,7 @@ from dragoman.protocols.wire import (
 _KINDS: Mapping[str, Headers] = {
     "json": (JSON_TYPE,),
     "jsonlines": (("content-type", "application/jsonlines"),),
-    "sse": EVENT_STREAM,
+    "sse": EVENT_STREAM_HEADERS,
 }
 _encoded = json.JSONEncoder(ensure_ascii=False).encode
 

@@ -17,6 +17,7 @@ _SAME_KIND: Mapping[str, str] = {
     "vllm:num_requests_running": "dragoman_text_batch_size",
     "vllm:num_requests_waiting": "dragoman_text_queue_size",
     "vllm:kv_cache_usage_perc": "dragoman_text_cache_usage",
+    "vllm:num_preemptions_total": "dragoman_text_preemptions_total",
     "vllm:spec_decode_num_draft_tokens_total": "dragoman_text_draft_tokens_total",
     "vllm:spec_decode_num_accepted_tokens_total": "dragoman_text_accepted_draft_tokens_total",
 }

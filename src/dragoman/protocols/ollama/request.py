@@ -16,7 +16,7 @@ from dragoman.core.sampling import (
     number,
     text,
 )
-from dragoman.core.text import Chat, Grammar, RawPrompt
+from dragoman.core.text import Grammar, InfillPrompt, Prompt, RawPrompt
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation
 from dragoman.protocols.text_common.images import image_part
 from dragoman.protocols.text_common.openai_format import COMMON
@@ -124,7 +124,7 @@ GENERATE: Mapping[str, Parameter] = {
     "system": option("system", text()),
     "raw": option("raw", flag()),
     "images": option("images", anything()),
-    "suffix": unsupported("this server continues prompts, and does not fill in text between two"),
+    "suffix": option("suffix", text()),
     "template": unsupported("prompts have the chat template of the model; send `raw`: true for none"),
     "context": unsupported("send the conversation as `messages` to /api/chat"),
     **{name: unsupported("this server generates no images") for name in ("width", "height", "steps")},
@@ -164,7 +164,7 @@ def parse_chat_request(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
     return build_chat_request(conversation, tools, parameters, policy, shorten=True)
 
 
-def parse_generate_request(body: Mapping[str, Any], policy: Policy) -> tuple[ChatRequest, str | Chat]:
+def parse_generate_request(body: Mapping[str, Any], policy: Policy) -> tuple[ChatRequest, Prompt]:
     """Return the chat of a prompt with its parameters, and the prompt for the model.
 
     Raises InvalidInput naming the field.
@@ -179,6 +179,10 @@ def parse_generate_request(body: Mapping[str, Any], policy: Policy) -> tuple[Cha
     messages = [*system, {"role": "user", "content": content}]
     body = {"messages": messages, "chat_template_kwargs": _variables(options.get("think"))}
     chat = build_chat_request(parse_conversation(body, policy)[0], Tools(), parameters, policy, shorten=True)
+    if options.get("suffix"):
+        if system or options.get("images"):
+            raise InvalidInput("`suffix` must not be given with `system` or `images`: a text is filled in, not a chat")
+        return chat, InfillPrompt(prompt, options["suffix"])
     return chat, RawPrompt(prompt) if options.get("raw") else chat.chat
 
 
@@ -235,6 +239,8 @@ def _message(message: Any, at: int) -> Any:
         rest["content"] = _content(message.get("content") or "", message["images"], f"{where}: `images`")
     if message.get("thinking") is not None:
         rest["reasoning_content"] = message["thinking"]
+    if message.get("tool_name") is not None:
+        rest.setdefault("name", message["tool_name"])
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         rest["tool_calls"] = [{"type": "function", **call} if isinstance(call, dict) else call for call in calls]

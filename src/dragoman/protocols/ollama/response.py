@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError
 from dragoman.core.text import Generation, Token
+from dragoman.formats.exact_json import dump_json
 from dragoman.protocols.text_common.chat import ChatRequest
 from dragoman.protocols.text_common.chat_reader import ChatReader, parse_arguments
 from dragoman.protocols.text_common.openai_format import format_logprob
@@ -131,7 +130,7 @@ def error_object(message: str) -> dict[str, Any]:
 
 
 def _line(value: Any) -> bytes:
-    return orjson.dumps(value) + b"\n"
+    return dump_json(value) + b"\n"
 
 
 def _logprob(token: Token) -> dict[str, Any]:

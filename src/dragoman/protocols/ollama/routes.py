@@ -15,7 +15,6 @@ from dragoman.core.calls import (
     Embed,
     Embedded,
     Generate,
-    ModelCall,
     ModelDescription,
     Request,
     Response,
@@ -24,7 +23,7 @@ from dragoman.core.calls import (
 from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
 from dragoman.core.record_calls import KeepLoaded, ListLoaded, LoadedModel
 from dragoman.core.sampling import format_value
-from dragoman.core.text import TEMPLATE_TEXT, Chat, Generation
+from dragoman.core.text import TEMPLATE_TEXT, Generation, Prompt
 from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.protocols.ollama import messages
 from dragoman.protocols.ollama.request import (
@@ -67,7 +66,7 @@ _OLLAMA = "0.12.11"
 # Ollama's names of the types of weights that are not quantized.
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _CENTURIES_S = (1 << 63) / 1e9  # the longest duration in Go
-_Parse = Callable[[Mapping[str, Any], Policy], tuple[ChatRequest, str | Chat]]
+_Parse = Callable[[Mapping[str, Any], Policy], tuple[ChatRequest, Prompt]]
 
 
 class Ollama:
@@ -80,7 +79,7 @@ class Ollama:
     # --- text ------------------------------------------------------------------------------------------------
 
     def chat(self, http: HttpRequest) -> EndpointResult:
-        def parse(body: Mapping[str, Any], policy: Policy) -> tuple[ChatRequest, str | Chat]:
+        def parse(body: Mapping[str, Any], policy: Policy) -> tuple[ChatRequest, Prompt]:
             request = parse_chat_request(body, policy)
             return request, request.chat
 
@@ -330,12 +329,17 @@ def _residence(model: LoadedModel) -> dict[str, Any]:
 
 
 def _capabilities(model: ModelDescription) -> list[str]:
-    names: tuple[tuple[type[ModelCall[Any]], tuple[str, ...]], ...] = (
-        (Generate, ("completion",) if model.details.get("chat_template") is False else ("completion", "tools")),
-        (Embed, ("embedding",)),
-    )
-    vision = ["vision"] if model.details.get("vision") else []
-    return [name for call, capabilities in names if call in model.calls for name in capabilities] + vision
+    """Return Ollama's names of what a model can do; of tools and thinking, what its chat template knows."""
+    template = model.details.get("chat_template")
+    knows = template if isinstance(template, Mapping) else {}
+    has = {
+        "completion": Generate in model.calls,
+        "tools": Generate in model.calls and knows.get("tools") is True,
+        "thinking": Generate in model.calls and knows.get("reasoning") is True,
+        "embedding": Embed in model.calls,
+        "vision": bool(model.details.get("vision")),
+    }
+    return [name for name, present in has.items() if present]
 
 
 def protocol(policy: Policy) -> HttpProtocol:

@@ -52,6 +52,7 @@ from dragoman.protocols.text_common.parameters import (
     sets,
 )
 from dragoman.protocols.wire import (
+    EVENT_STREAM_HEADERS,
     JSON_TYPE,
     EndpointResult,
     EngineCall,
@@ -68,7 +69,6 @@ from dragoman.protocols.wire import (
 )
 
 _DEFAULT_MAX_TOKENS = 20  # by the extension
-_EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))  # as Triton's
 _FIELDS = ("text_input", "parameters", "id")
 _ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
@@ -209,7 +209,7 @@ class OpenInferenceGenerate:
         def format_chunk(response: Response[Inference]) -> bytes:
             return b"data: " + generate_response(response, id_, self._policy) + b"\n\n"
 
-        return HttpStream(request, format_chunk, _format_error_event, b"", _EVENT_STREAM, rest.format_error)
+        return HttpStream(request, format_chunk, _format_error_event, b"", EVENT_STREAM_HEADERS, rest.format_error)
 
     def _infer_request(self, http: HttpRequest, model: ModelDescription) -> tuple[Request[Inference], str]:
         call, id_ = infer_call(parse_generate_object(bytes(http.body)), model, self._policy)
@@ -248,7 +248,7 @@ class OpenInferenceGenerate:
             )
 
         call = Generate(prompts=(prompt,), sampling=sampling, stream=sampling.best_of <= 1 and sampling.num_beams == 1)
-        headers = (*_EVENT_STREAM, *params.headers)
+        headers = (*EVENT_STREAM_HEADERS, *params.headers)
         request = build_request(call, http, self._policy)
         return HttpStream(
             request, format_chunk, _format_error_event, b"", headers, params.error_formatter(format_error)

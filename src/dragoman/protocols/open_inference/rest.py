@@ -77,6 +77,7 @@ from dragoman.protocols.open_inference.rest_request import (
 )
 from dragoman.protocols.open_inference.statistics import statistics_list
 from dragoman.protocols.wire import (
+    EVENT_STREAM_HEADERS,
     JSON,
     JSON_TYPE,
     EngineCall,
@@ -158,13 +159,13 @@ class OpenInferenceRest:
         if options.binary or any(options.outputs.values()) or options.regions:
             raise InvalidInput("a stream of events carries JSON; expected no outputs in binary or in shared memory")
 
-        headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
-
         def stream(change: Callable[[Response[Inference]], Response[Inference]]) -> HttpStream[Inference]:
             def format_chunk(response: Response[Inference]) -> bytes:
                 return _format_event(self._format_infer(options, id_, change(response)))
 
-            return HttpStream(request, format_chunk, lambda error: _format_event(format_error(error)), headers=headers)
+            return HttpStream(
+                request, format_chunk, lambda error: _format_event(format_error(error)), headers=EVENT_STREAM_HEADERS
+            )
 
         if not options.classes:
             return stream(lambda response: response)

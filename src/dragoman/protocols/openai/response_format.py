@@ -5,11 +5,10 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError
 from dragoman.core.text import Generation, Token
+from dragoman.formats.exact_json import dump_json
 from dragoman.protocols.openai.responses import ECHOED
 from dragoman.protocols.text_common.chat import ChatRequest
 from dragoman.protocols.text_common.chat_reader import ChatReader
@@ -196,11 +195,14 @@ class ResponseFormatter:
         return b"".join(map(self._format, self._end()))
 
     def format_late_error(self, error: DragomanError) -> bytes:
+        """Format the failure of a stream: what was generated before remains in the response."""
+        closing = b"".join(map(self._format, self._items.close("incomplete")))
         error_fields = error_body(self._parameters.with_client_names(error))["error"]
         self.value["status"] = "failed"
         self.value["error"] = {"code": error_fields["code"] or error_fields["type"], "message": error_fields["message"]}
         self.value["output"] = self._items.items
-        return self._format({"type": "response.failed", "response": self.value})
+        self.value["usage"] = self._usage()
+        return closing + self._format({"type": "response.failed", "response": self.value})
 
     def _add(self, response: Response[Generation], *, is_whole: bool = False) -> Iterator[_Event]:
         parts = self._reader.read(response, is_whole=is_whole)
@@ -246,5 +248,5 @@ class ResponseFormatter:
     def _format(self, event: _Event) -> bytes:
         self._sequence += 1
         kind: str = event["type"]
-        data = orjson.dumps({**event, "sequence_number": self._sequence - 1})
+        data = dump_json({**event, "sequence_number": self._sequence - 1})
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

@@ -5,14 +5,13 @@ from itertools import compress
 from typing import Any
 from urllib.parse import parse_qs
 
-import orjson
-
 from dragoman.core.calls import Generate, Request, Response, Tokenize
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 from dragoman.core.sampling import format_value
 from dragoman.core.text import Generation, Tokenized
 from dragoman.core.text_limits import MAX_MESSAGES
+from dragoman.formats.exact_json import dump_json, load_json
 from dragoman.protocols.openai.response_format import ResponseFormatter, new_id
 from dragoman.protocols.openai.responses import (
     COUNT,
@@ -23,9 +22,10 @@ from dragoman.protocols.openai.responses import (
 )
 from dragoman.protocols.text_common import parameters as common
 from dragoman.protocols.text_common.openai_format import resolve_model
-from dragoman.protocols.text_common.parameters import EVENT_STREAM, ParsedParameters, object_body
+from dragoman.protocols.text_common.parameters import ParsedParameters, object_body
 from dragoman.protocols.text_common.records import owner_of
 from dragoman.protocols.wire import (
+    EVENT_STREAM_HEADERS,
     EndpointResult,
     EngineCall,
     HttpError,
@@ -165,9 +165,9 @@ class Responses:
 
         def save() -> Request[None]:
             new = [*map(_with_id, items)]
-            value = orjson.dumps({"response": formatter.value, "input": [*history, *new]})
+            value = dump_json({"response": formatter.value, "input": [*history, *new]})
             # For requests that refer to them. Items that this one refers to belong to another response.
-            parts = {_id_of(item): orjson.dumps(item) for item in (*compress(new, is_new), *formatter.value["output"])}
+            parts = {_id_of(item): dump_json(item) for item in (*compress(new, is_new), *formatter.value["output"])}
             return Request(SaveRecord(owner_of(http), formatter.value["id"], value, parts))
 
         def reply(response: Response[Generation]) -> EndpointResult:
@@ -183,7 +183,7 @@ class Responses:
                 request,
                 formatter.format_chunk,
                 formatter.format_late_error,
-                headers=(*EVENT_STREAM, *headers),
+                headers=(*EVENT_STREAM_HEADERS, *headers),
                 format_error=format_error,
                 format_last_chunk=formatter.format_last_chunk,
                 final_request=save if stored else None,
@@ -246,7 +246,7 @@ class Responses:
         def continue_with(response: Response[bytes | None]) -> EndpointResult:
             if response.answer is None:
                 raise missing(id_)
-            return then(orjson.loads(response.answer))
+            return then(load_json(response.answer))
 
         return PreliminaryCall(Request(ReadRecord(owner_of(http), id_, is_part)), continue_with)
 

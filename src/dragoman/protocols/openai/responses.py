@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import (
     InvalidValueError,
@@ -14,6 +12,7 @@ from dragoman.core.sampling import (
     format_value,
     text,
 )
+from dragoman.core.text import PartsText
 from dragoman.core.text_limits import MAX_MESSAGES
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation, reasoning_variables
 from dragoman.protocols.text_common.chat_reader import join_system_messages
@@ -198,8 +197,7 @@ class _Conversation:
             case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
                 self._add_call(call_id, {"name": name, "arguments": arguments})
             case {"type": "custom_tool_call", "call_id": str(call_id), "name": str(name), "input": str(value)}:
-                arguments = orjson.dumps(custom_arguments(value)).decode()
-                self._add_call(call_id, {"name": name, "arguments": arguments})
+                self._add_call(call_id, {"name": name, "arguments": custom_arguments(value)})
             case {
                 "type": "function_call_output" | "custom_tool_call_output",
                 "call_id": str(call_id),
@@ -214,7 +212,7 @@ class _Conversation:
                 )
             case {"type": "reasoning"}:
                 texts = [_text_of(item.get(name) or "", where, name) for name in ("summary", "content")]
-                self._assistant()["reasoning_content"] = "".join(texts)
+                self._assistant()["reasoning_content"] = "".join(texts)  # one of the two
             case {"role": "user" | "system" | "developer" | "assistant" as role, "content": content}:
                 if (item.get("type") or "message") != "message":
                     raise InvalidInput(f"{where}: {_expected_item(item)}")
@@ -231,7 +229,7 @@ class _Conversation:
     def _assistant(self) -> dict[str, Any]:
         """Return the message of the assistant's current turn."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
+            self.messages.append({"role": "assistant", "content": None})
         return self.messages[-1]
 
     def _add_message(self, role: str, content: str | list[dict[str, Any]]) -> None:
@@ -287,7 +285,7 @@ def _text_of(content: Any, where: str, name: str) -> str:
                 texts.append(value)
             case _:
                 raise InvalidInput(f"{where}: `{name}` must have parts of text alone; got {format_value(part)}")
-    return "".join(texts)
+    return PartsText.of(texts)
 
 
 # --- tools -----------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 """OpenAI chat requests, for every protocol that accepts chats."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-import orjson
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
@@ -245,7 +244,7 @@ def _message(message: Any, at: int) -> dict[str, Any]:
         message = {**message, "reasoning_content": message["reasoning"]}  # the name that templates know
     fields = {name: value for name, value in message.items() if value is not None}
     fields["role"] = _ROLES.get(fields["role"], fields["role"])
-    fields["content"] = _content(message.get("content"), where, fields["role"], optional=bool(calls))
+    fields["content"] = _content(message, where)
     if calls:
         if not isinstance(calls, list):
             raise InvalidInput(f"{where}: `tool_calls` must be a list; got {format_value(calls)}")
@@ -253,25 +252,31 @@ def _message(message: Any, at: int) -> dict[str, Any]:
     return fields
 
 
-def _content(content: Any, where: str, role: str, *, optional: bool) -> str | list[dict[str, Any]]:
-    """Return the content of a message: a text, or parts if it has images."""
+def _content(message: Mapping[str, Any], where: str) -> str | list[dict[str, Any]] | None:
+    """Return the content of a message: a text, parts if it has images, or None for an assistant that wrote none."""
+    role, content = message["role"], message.get("content")
     if isinstance(content, str):
         return content
-    if content is None and optional:
+    if content is None and role == "assistant":
+        refusal = message.get("refusal")
+        return refusal if isinstance(refusal, str) and refusal else None
+    if content is None and role == "tool":  # as of a function that returned nothing
         return ""
     if isinstance(content, list):
-        parts = []
-        for part in content:
-            match part:
-                case {"type": "text", "text": str(text)}:
-                    parts.append({"type": "text", "text": text})
-                case {"type": "image_url", "image_url": value} if role == "user":
-                    parts.append(parse_image(value, where))
-                case _:
-                    expected = "text, or of the user also image_url" if role == "user" else "text alone"
-                    raise InvalidInput(f"{where}: `content` must have parts of {expected}; got {format_value(part)}")
-        return content_of(parts)
-    raise InvalidInput(f"{where}: `content` must be a string, or a list of strings; got {format_value(content)}")
+        return content_of([_part(part, role, where) for part in content])
+    raise InvalidInput(f"{where}: `content` must be a string, or a list of parts; got {format_value(content)}")
+
+
+def _part(part: Any, role: str, where: str) -> dict[str, Any]:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "refusal", "refusal": str(text)} if role == "assistant":
+            return {"type": "text", "text": text}
+        case {"type": "image_url", "image_url": value} if role == "user":
+            return parse_image(value, where)
+    expected = {"user": "text, or image_url", "assistant": "text, or refusal"}.get(role, "text alone")
+    raise InvalidInput(f"{where}: `content` must have parts of {expected}; got {format_value(part)}")
 
 
 def _check_arguments(messages: list[Any], policy: Policy) -> None:
@@ -289,15 +294,14 @@ def _check_arguments(messages: list[Any], policy: Policy) -> None:
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
-    """Return a tool call for templates: its arguments as values instead of a JSON string."""
+    """Return a tool call with its arguments as JSON text."""
     match call:
-        case {"function": {"name": str(_), "arguments": str(text)} as function}:
-            try:
-                return {**call, "function": {**function, "arguments": orjson.loads(text)}}
-            except orjson.JSONDecodeError:
-                return dict(call)
-        case {"function": {"name": str(_)}}:
-            return dict(call)
+        case {"function": {"name": str(_)} as function}:
+            arguments = function.get("arguments")
+            if isinstance(arguments, dict):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            if isinstance(arguments, str | None):
+                return {**call, "function": {**function, "arguments": arguments or "{}"}}
         case {"custom": {"name": str(name), "input": str(text)}}:
             function = {"name": name, "arguments": custom_arguments(text)}
             return {**{n: v for n, v in call.items() if n != "custom"}, "type": "function", "function": function}

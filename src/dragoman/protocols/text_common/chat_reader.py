@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import Response
 from dragoman.core.text import FinishReason, Generation, Token
+from dragoman.formats.exact_json import load_json
 from dragoman.protocols.text_common.chat import ChatRequest
 from dragoman.protocols.text_common.completion_parser import CompletionParser
 from dragoman.protocols.text_common.openai_format import TokenUsage
@@ -16,8 +15,8 @@ from dragoman.protocols.text_common.tools import Reasoning, ToolCallDelta
 def parse_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a tool call as an object; text that is not one is kept as `invalid_json`."""
     try:
-        value = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
+        value = load_json((text or "{}").encode(errors="replace"))
+    except ValueError:
         value = None
     return value if isinstance(value, dict) else {"invalid_json": text}
 

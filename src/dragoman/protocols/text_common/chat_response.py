@@ -1,6 +1,7 @@
 """Format OpenAI chat responses, as one object or in chunks, with the tool calls in a completion."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dragoman.core.calls import Response
@@ -16,9 +17,8 @@ from dragoman.protocols.text_common.openai_format import (
     format_token_ids,
     stop_reason,
 )
-from dragoman.protocols.text_common.parameters import EVENT_STREAM
 from dragoman.protocols.text_common.tools import ChatChunk, Tools, collect_calls, merge_deltas
-from dragoman.protocols.wire import Headers, HttpResponse, json_response
+from dragoman.protocols.wire import EVENT_STREAM_HEADERS, Headers, HttpResponse, json_response
 
 
 class ChatFormatter:
@@ -41,6 +41,7 @@ class ChatFormatter:
         self._splits_reasoning = bool(options.get("splits_reasoning", True))
         self._shows_reasoning = options.get("include_reasoning", True)
         self._returns_token_ids = options.get("token_ids", False)
+        self._format_logprob = partial(format_logprob, as_ids=options.get("tokens_as_ids", False))
         self._called: set[int] = set()
         self._pending: dict[str, Any] = {}  # fields of the prompt for the next chunk
         self._model = ""
@@ -109,16 +110,13 @@ class ChatFormatter:
     def _logprobs_of(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
-        return {
-            "content": [
-                {**format_logprob(token), "top_logprobs": [format_logprob(t) for t in token.top]} for token in tokens
-            ]
-        }
+        write = self._format_logprob
+        return {"content": [{**write(token), "top_logprobs": [*map(write, token.top)]} for token in tokens]}
 
     # --- in chunks -----------------------------------------------------------------------------------------
 
     def stream_headers(self, headers: Headers) -> Headers:
-        return (*EVENT_STREAM, *headers)
+        return (*EVENT_STREAM_HEADERS, *headers)
 
     def format_chunk(self, response: Response[Generation]) -> bytes:
         self._begin(response.answer)
@@ -131,8 +129,11 @@ class ChatFormatter:
         return self._chunks.ending(self._model, self._usage) if self._ends_with_usage else b""
 
     def _chunks_of(self, text: Text, model: str) -> bytes:
-        at, first = text.choice, text.choice not in self._parsers
-        chunks = self._chunk(at, model, {"role": "assistant", "content": ""}) if first else b""
+        at, chunks = text.choice, b""
+        if at not in self._parsers:  # the role comes before any token
+            usage, self._usage = self._usage, self._usage.without(text)
+            chunks = self._chunk(at, model, {"role": "assistant", "content": ""})
+            self._usage = usage
         part = self._parse(text)
         if part.deltas:
             self._called.add(at)

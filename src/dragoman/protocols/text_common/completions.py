@@ -1,12 +1,14 @@
 """OpenAI completions: prompts as text or token ids."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import flag, format_value, integer
-from dragoman.core.text import Generation, Prompt, PromptInfo, RawPrompt, Text, Token
+from dragoman.core.sampling import text as string
+from dragoman.core.text import Generation, InfillPrompt, Prompt, PromptInfo, RawPrompt, Text, Token
 from dragoman.core.text_limits import MAX_PROMPT_IDS, MAX_PROMPTS
 from dragoman.protocols.text_common.openai_format import (
     COMMON,
@@ -22,9 +24,9 @@ from dragoman.protocols.text_common.openai_format import (
     resolve_model,
     resolve_options,
     stop_reason,
+    token_name,
 )
 from dragoman.protocols.text_common.parameters import (
-    EVENT_STREAM,
     Parameter,
     anything,
     build_request,
@@ -32,9 +34,9 @@ from dragoman.protocols.text_common.parameters import (
     option,
     parse_parameters,
     sets,
-    unsupported,
 )
 from dragoman.protocols.wire import (
+    EVENT_STREAM_HEADERS,
     EndpointResult,
     EngineCall,
     Headers,
@@ -106,7 +108,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "max_tokens": sets("max_new_tokens", integer(0)),
     "logprobs": sets("top_logprobs"),
     "echo": option("echo", flag()),
-    "suffix": unsupported("this server continues prompts, and does not fill in text between two; expected none"),
+    "suffix": option("suffix", string()),
 }
 
 
@@ -125,6 +127,8 @@ def _completion(
     prompts = _prompts(options.get("prompt"))
     if not options.get("add_special_tokens", True):
         prompts = tuple(RawPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
+    if options.get("suffix"):
+        prompts = _with_suffix(prompts, options)
     resolve_options(fields, options)
     options["read"] = "prompt_logprobs" in fields
     options["token_ids"] = fields.get("prompt_token_ids", False)
@@ -143,11 +147,21 @@ def _completion(
     formatter = CompletionFormatter(prompts, sampling.n, options, logprobs=logprobs)
     request, format_failure = build_request(call, http, policy, model), parameters.error_formatter(format_error)
     if stream:
-        headers = (*EVENT_STREAM, *parameters.headers)
+        headers = (*EVENT_STREAM_HEADERS, *parameters.headers)
         return HttpStream(
             request, formatter.format_chunk, error_event, DONE, headers, format_failure, formatter.format_last_chunk
         )
     return EngineCall(request, lambda response: formatter.format_complete(response, parameters.headers), format_failure)
+
+
+def _with_suffix(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> tuple[Prompt, ...]:
+    """Return the prompts with the text that follows the gap. Raises InvalidInput for token ids, and with `echo`."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise InvalidInput("`suffix` must only be given with a `prompt` that is text; got token ids")
+    if options.get("echo"):
+        raise InvalidInput("`suffix` must not be given with `echo`")
+    return tuple(InfillPrompt(str(prompt), options["suffix"]) for prompt in texts)
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
@@ -180,6 +194,7 @@ class CompletionFormatter:
         self._echo = options.get("echo", False)
         self._read = options.get("read", False)
         self._token_ids = options.get("token_ids", False)
+        self._tokens_as_ids = options.get("tokens_as_ids", False)
         self._keeps_start = options.get("keeps_start", False)
         self._nothing_new = options.get("nothing_new", False)
         self._logprobs = logprobs
@@ -249,7 +264,7 @@ class CompletionFormatter:
         prefill = self._infos[text.prompt].prefill if prompt and self._infos else ()
         begin = 0 if self._keeps_start else prefill_offset(prompt, prefill)  # where the kept tokens of the prompt begin
         before = Offsets(begin).of(prompt[begin:], prefill, last=True)
-        return _format_logprobs((*prefill, *text.tokens), [*before, *positions])
+        return _format_logprobs((*prefill, *text.tokens), [*before, *positions], as_ids=self._tokens_as_ids)
 
     def _prompt(self, at: int) -> str:
         prompt = self._prompts[at]
@@ -258,14 +273,15 @@ class CompletionFormatter:
         return self._infos[at].text if self._infos else ""
 
 
-def _format_logprobs(tokens: Sequence[Token], offsets: Sequence[int]) -> dict[str, Any]:
-    """Return the four lists of a completion's log-probabilities."""
+def _format_logprobs(tokens: Sequence[Token], offsets: Sequence[int], *, as_ids: bool) -> dict[str, Any]:
+    """Return the four lists of a completion's log-probabilities; as_ids: with ids of tokens instead of their texts."""
+    name = partial(token_name, as_ids=as_ids)
     return {
         "text_offset": offsets,
         "token_logprobs": [token.logprob for token in tokens],
-        "tokens": [token.text for token in tokens],
+        "tokens": [*map(name, tokens)],
         "top_logprobs": [
-            {top.text: top.logprob for top in (*reversed(token.top), token)} if token.logprob is not None else None
+            {name(top): top.logprob for top in (*reversed(token.top), token)} if token.logprob is not None else None
             for token in tokens
         ],
     }

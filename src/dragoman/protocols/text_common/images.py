@@ -4,6 +4,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import format_value
+from dragoman.core.text import PartsText
 
 
 def image_part(data: str, media_type: str = "image/png") -> dict[str, Any]:
@@ -29,7 +30,10 @@ def parse_image(value: Any, where: str) -> dict[str, Any]:
 
 
 def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return the content of a message from its parsed parts: a text, or the parts if there are images."""
+    """Return the content of a message from its parsed parts: a text, or the parts if there are images.
+
+    As in vLLM and llama.cpp the texts of several parts are joined by line breaks, unless the chat template takes parts.
+    """
     if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
+        return PartsText.of([part["text"] for part in parts])
     return parts

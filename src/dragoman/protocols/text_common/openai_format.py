@@ -114,6 +114,7 @@ COMMON: Mapping[str, Parameter] = {
     "include_stop_str_in_output": sets("include_stop"),
     "truncate_prompt_tokens": sets("truncate", truncation()),
     "return_token_ids": sets("prompt_token_ids"),
+    "return_tokens_as_token_ids": option("tokens_as_ids", flag()),
     "adapter": sets("adapter"),
     "cache_salt": sets("cache_salt"),
     "response_format": sets("grammar", RESPONSE_FORMAT),
@@ -221,6 +222,10 @@ class TokenUsage:
         for text in generation.texts:
             self.generated[text.prompt, text.choice] = text.generated
 
+    def without(self, text: Text) -> "TokenUsage":
+        """Return the usage before the first tokens of a completion."""
+        return replace(self, generated={**self.generated, (text.prompt, text.choice): 0})
+
     def read(self, prompts: Sequence[PromptInfo]) -> None:
         self.prompt += sum(info.tokens for info in prompts)
         self.cached += sum(info.cached for info in prompts)
@@ -280,11 +285,18 @@ def format_prompt_token_ids(info: PromptInfo) -> dict[str, Any]:
     return {"prompt_token_ids": list(info.token_ids) or None}
 
 
-def format_logprob(token: Token) -> dict[str, Any]:
+def token_name(token: Token, *, as_ids: bool) -> str:
+    """Return the text of a token, or vLLM's form of its id, which is unique: of parts of a character, several have the
+    same text."""
+    return f"token_id:{token.id}" if as_ids else token.text
+
+
+def format_logprob(token: Token, *, as_ids: bool = False) -> dict[str, Any]:
     """Format a token with its log-probability as chats do; `bytes` is null for a part of a character whose bytes are
-    unknown."""
+    unknown. as_ids: with its id instead of its text."""
     data = token.data or (b"" if _HALF in token.text else token.text.encode(errors="replace"))
-    return {"token": token.text, "logprob": _clip(token), "bytes": list(data) if data or not token.text else None}
+    name = token_name(token, as_ids=as_ids)
+    return {"token": name, "logprob": _clip(token), "bytes": list(data) if data or not token.text else None}
 
 
 def format_prompt_logprobs(prefill: Sequence[Token]) -> list[dict[str, Any] | None]:

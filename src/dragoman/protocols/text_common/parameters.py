@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import quote
 
-import orjson
-
 from dragoman.core.calls import Answer, Authorize, ModelCall, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import (
@@ -22,7 +20,7 @@ from dragoman.core.sampling import (
     sampling,
 )
 from dragoman.core.text import Grammar, Sampling, Text, Token
-from dragoman.formats.json_document import parse_json
+from dragoman.formats.exact_json import dump_json, load_json
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.text_common.schema_keywords import remove_unenforced
 from dragoman.protocols.wire import (
@@ -46,14 +44,23 @@ def reject_unused(names: Sequence[str], policy: Policy) -> None:
 
 
 IGNORED = "x-ignored-parameters"
-EVENT_STREAM: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 _MAX_NAMED = 32
 
 
 # --- bodies ----------------------------------------------------------------------------------------------
 
 
-def json_body(body: Buffer, policy: Policy, parse: Callable[[Buffer, Policy], Any] = parse_json) -> Any:
+def _parse_json(text: Buffer, policy: Policy) -> Any:
+    """Parse JSON within the limits of `check_json`, with integers of any size. Raises InvalidInput."""
+    text = bytes(text)
+    check_json(text, policy)
+    try:
+        return load_json(text)
+    except ValueError as error:
+        raise InvalidInput(f"the request body is not valid JSON: {error}") from error
+
+
+def json_body(body: Buffer, policy: Policy, parse: Callable[[Buffer, Policy], Any] = _parse_json) -> Any:
     """Parse the JSON value of a body. Raises InvalidInput if it is empty, invalid or larger than allowed."""
     text = bytes(body)
     if not text or text.isspace():
@@ -110,7 +117,7 @@ def after_authorization(http: HttpRequest, call: EngineCall[None, HttpResponse])
 
 def event(value: Any) -> bytes:
     """Format a value as a server-sent event."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    return b"data: " + dump_json(value) + b"\n\n"
 
 
 def is_token_id(value: Any) -> bool:
@@ -330,6 +337,8 @@ def _convert(name: str, value: Any, parameter: Parameter, policy: Policy, names:
     converted = check_value(name, value, parameter.kind)
     if not parameter.to:
         return None
+    if isinstance(converted, Grammar):
+        names.unknown.extend(_unknown_format_fields(name, value))
     if not parameter.fields:
         return converted
     fields = {f"{name}.{field}": each for field, each in parameter.fields.items()}
@@ -354,10 +363,37 @@ def enforceable(name: str, grammar: Grammar, policy: Policy, *, strict: bool = F
     return reduced, [f"{name}.{keyword}" for keyword in keywords]
 
 
+# The fields of a format of the output, by its type, and of `json_schema` inside it.
+_SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
+_FORMAT_FIELDS: Mapping[str, frozenset[str]] = {
+    "json_object": frozenset({"type", "value", *_SCHEMA_FIELDS}),
+    "json_schema": frozenset({"type", "value", "json_schema", *_SCHEMA_FIELDS}),
+    "json": frozenset({"type", "value"}),
+    "regex": frozenset({"type", "value"}),
+}
+
+
+def _unknown_format_fields(name: str, value: Any) -> list[str]:
+    """Return the fields without effect in a format of the output, an object with a `type` or vLLM's parameters."""
+    if not isinstance(value, dict):
+        return []
+    if name == "structured_outputs":
+        return [f"{name}.{field}" for field, each in value.items() if each and field not in _STRUCTURED]
+    known = _FORMAT_FIELDS.get(str(value.get("type")))
+    if known is None:
+        return []
+    nested = value.get("json_schema")
+    inner = nested if isinstance(nested, dict) and "json_schema" in known else {}
+    return [
+        *(f"{name}.{field}" for field, each in value.items() if each is not None and field not in known),
+        *(f"{name}.json_schema.{field}" for field in inner if field not in _SCHEMA_FIELDS),
+    ]
+
+
 def _is_strict(value: Any) -> bool:
     """Return whether a response format asks that all of its schema is enforced."""
     match value:
-        case {"json_schema": {"strict": True}} | {"type": "json_schema", "strict": True}:
+        case {"json_schema": {"strict": True}} | {"type": "json_schema" | "json_object", "strict": True}:
             return True
     return False
 
@@ -370,12 +406,14 @@ def add_flat_format(parameters: ParsedParameters, name: str, value: Any, policy:
     grammar = None if value is None else check_value(name, value, _FLAT_FORMAT)
     if grammar is None:
         return parameters
+    unknown = _unknown_format_fields(name, value)
+    reject_unknown(unknown, (f"{name}.{field}" for field in ("type", *_SCHEMA_FIELDS)), policy)
     if "grammar" in parameters.fields:
         other = parameters.names["grammar"]
         raise InvalidInput(f"`{name}` must not be given with `{other}`: the text can be one of them alone")
     grammar, unenforced = enforceable(name, grammar, policy, strict=_is_strict(value))
     fields, names = {**parameters.fields, "grammar": grammar}, {**parameters.names, "grammar": name}
-    return ParsedParameters(fields, parameters.options, names, (*parameters.ignored, *unenforced))
+    return ParsedParameters(fields, parameters.options, names, (*parameters.ignored, *unknown, *unenforced))
 
 
 def reject_unknown(names: Iterable[str], supported: Iterable[str], policy: Policy) -> None:
@@ -501,8 +539,8 @@ def _parse_structured(value: Any) -> Grammar | None:
     """Parse vLLM's `structured_outputs`, an object with one of these fields."""
     if not isinstance(value, dict):
         raise InvalidValueError
-    formats = {name: each for name, each in value.items() if each is not None}
-    if len(formats) != 1 or not formats.keys() <= _STRUCTURED.keys():
+    formats = {name: each for name, each in value.items() if each is not None and name in _STRUCTURED}
+    if len(formats) != 1:
         raise InvalidValueError
     ((name, each),) = formats.items()
     return _STRUCTURED[name](each)
@@ -517,6 +555,10 @@ def _parse_typed(value: Any) -> Grammar | None:
             return None
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return _parse_schema(schema)
+        case {"type": "json_schema", "schema": schema}:  # as in OpenAI's Responses
+            return _parse_schema(schema)
+        case {"type": "json_object", "schema": schema} if schema is not None:  # as in llama.cpp
+            return _parse_schema(schema)
         case {"type": "json" | "json_object" | "json_schema", "value": {"schema": schema, "name": _}}:
             return _parse_schema(schema)
         case {"type": "json" | "json_object" | "json_schema", "value": schema} if schema is not None:
@@ -530,15 +572,8 @@ def _parse_typed(value: Any) -> Grammar | None:
     raise InvalidValueError
 
 
-def _parse_flat(value: Any) -> Grammar | None:
-    match value:
-        case {"type": "json_schema", "schema": schema}:
-            return _parse_schema(schema)
-    return _parse_typed(value)
-
-
 _FLAT_FORMAT = ValueKind(
-    'an object: {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "schema": {...}}', _parse_flat
+    'an object: {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "schema": {...}}', _parse_typed
 )
 RESPONSE_FORMAT = ValueKind(
     'an object: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}} '

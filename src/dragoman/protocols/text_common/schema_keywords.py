@@ -1,8 +1,11 @@
 """Keywords of JSON Schema that structured output cannot enforce: find and remove them before a schema is compiled."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, TypeGuard
 
 # Keywords that the grammar compiler has no rule for.
@@ -33,7 +36,9 @@ _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 # Look-around, back-references and word boundaries, or an escape or character class to skip.
 _PATTERN_PART = re.compile(r"(?P<bad>\(\?<?[=!]|\(\?P=|\\[1-9kbB])|\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 # Most schemas have none of these and need no second look.
-_MENTIONS = re.compile(rf'"(?:{"|".join(_NOT_ENFORCED)}|format|pattern|oneOf|m(?:in|ax)Properties)"')
+_MENTIONS = re.compile(rf'"(?:{"|".join(_NOT_ENFORCED)}|format|pattern|oneOf|multipleOf|m(?:in|ax)Properties)"')
+# llguidance counts the digits of a multiple in 32 bits.
+_MAX_STEP = ((1 << 32) - 1) // 10
 # Longer schemas are left to the compiler, which by default rejects shorter ones.
 _MAX_CHARACTERS = 1 << 20
 # Maximum number of pairs of alternatives of "oneOf" that are compared, in one schema.
@@ -67,6 +72,8 @@ class _Removal:
         self._root = root
         self._pairs = 0
         self._values: dict[int, set[str] | None] = {}
+        # The least common multiple of the steps so far, since several may apply to one number, and its digits.
+        self._step, self._digits = Fraction(1), 0
         self.names: dict[str, None] = {}
         self.has_one_of = self.changed = False
 
@@ -105,7 +112,26 @@ class _Removal:
         if isinstance(schema.get("pattern"), str) and _has_unsupported_part(schema["pattern"]):
             self.names["pattern"] = None
             yield "pattern"
+        if "multipleOf" in schema and not self._is_exact_step(schema["multipleOf"]):
+            self.names["multipleOf"] = None
+            yield "multipleOf"
         yield from self._counts_to_drop(schema)
+
+    def _is_exact_step(self, step: Any) -> bool:
+        """Return whether llguidance, which counts in doubles and in 32 bits, enforces a step as it is."""
+        if isinstance(step, bool) or not isinstance(step, int | float) or not math.isfinite(step):
+            return True  # rejected with its own message
+        exact = abs(Fraction(Decimal(repr(step))))
+        digits, double = 0, abs(float(step))
+        while double != math.floor(double) and digits < 20:
+            double, digits = double * 10, digits + 1
+        numerator = math.lcm(exact.numerator, self._step.numerator)
+        common = Fraction(numerator, math.gcd(exact.denominator, self._step.denominator))
+        most_digits = max(digits, self._digits)
+        if double != exact * 10**digits or common * 10**most_digits > _MAX_STEP:
+            return False
+        self._step, self._digits = common or self._step, most_digits
+        return True
 
     def _counts_to_drop(self, schema: Mapping[str, Any]) -> Iterator[str]:
         """Yield bounds on the number of properties: with optional ones, only those that hold anyway are enforced."""

@@ -64,8 +64,8 @@ def _prompt(body: Mapping[str, Any], policy: Policy) -> str | Chat:
     if "messages" in body:
         return parse_conversation(body, policy)[0]
     prompt = body.get("prompt")
-    if not isinstance(prompt, str) or not prompt:
-        raise InvalidInput(f"`prompt` must be a non-empty string; got {format_value(prompt)}")
+    if not isinstance(prompt, str):
+        raise InvalidInput(f"`prompt` must be a string; got {format_value(prompt)}")
     return prompt if get_flag(body, "add_special_tokens", otherwise=True) else RawPrompt(prompt)
 
 

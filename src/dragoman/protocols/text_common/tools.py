@@ -90,8 +90,11 @@ class Tools:
     def parameters(self, name: str) -> Any:
         """Return the schema of a tool's arguments."""
         tool = next(tool for tool in self.offered if tool["function"]["name"] == name)
-        # OpenAI: without parameters it takes none.
-        return tool["function"].get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+        schema = tool["function"].get("parameters")
+        if not schema:  # OpenAI: without parameters it takes none
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        # Arguments are an object, also if the schema leaves this out.
+        return schema if "$ref" in schema else {**schema, "type": "object"}
 
 
 def message_or_calls(message: Grammar, call: Grammar, *, single: bool) -> Grammar | None:
@@ -303,7 +306,14 @@ def _select_allowed(offered: Sequence[dict[str, Any]], allowed: Sequence[Any]) -
 def _tool(tool: Any, at: int) -> dict[str, Any]:
     match tool:
         case {"type": "function", "function": {"name": str(name)} as function} if TOOL_NAME.fullmatch(name):
-            if isinstance(function.get("parameters"), dict | None):
+            parameters = function.get("parameters")
+            kinds = parameters.get("type") if isinstance(parameters, dict) else None
+            if kinds not in (None, "object") and not (isinstance(kinds, list) and "object" in kinds):
+                raise InvalidInput(
+                    f"`tools[{at}]`: `parameters` must be the JSON schema of an object; got the type "
+                    f"{format_value(kinds)}"
+                )
+            if isinstance(parameters, dict | None):
                 return dict(tool)
         case {"type": "custom", "custom": {"name": str(name)} as custom} if TOOL_NAME.fullmatch(name):
             return _function_of(custom, f"`tools[{at}]`")
@@ -324,9 +334,9 @@ def _function_of(custom: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": custom["name"], **described, "parameters": schema}}
 
 
-def custom_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments with which a call of a custom tool is shown to the model."""
-    return {CUSTOM_INPUT: text}
+def custom_arguments(text: str) -> str:
+    """Return the arguments with which a call of a custom tool is shown to the model, as JSON text."""
+    return json.dumps({CUSTOM_INPUT: text}, ensure_ascii=False)
 
 
 def _function_name(choice: Any) -> str:

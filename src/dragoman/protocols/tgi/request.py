@@ -16,7 +16,6 @@ from dragoman.protocols.text_common.chat import PARAMETERS as PARAMETERS_OF_CHAT
 from dragoman.protocols.text_common.chat import get_flag, parse_conversation
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS, is_url
 from dragoman.protocols.text_common.parameters import (
-    EVENT_STREAM,
     GRAMMAR,
     Parameter,
     ParsedParameters,
@@ -31,6 +30,7 @@ from dragoman.protocols.text_common.parameters import (
     split_by_token,
 )
 from dragoman.protocols.wire import (
+    EVENT_STREAM_HEADERS,
     EndpointResult,
     Headers,
     HttpRequest,
@@ -269,7 +269,7 @@ class TgiFormatter:
 
     @property
     def stream_headers(self) -> Headers:
-        return (*EVENT_STREAM, ("x-accel-buffering", "no"), *self._compute_headers(), *self._request.headers)
+        return (*EVENT_STREAM_HEADERS, ("x-accel-buffering", "no"), *self._compute_headers(), *self._request.headers)
 
     def format_chunk(self, response: Response[Generation]) -> bytes:
         """Format one event per token of a chunk."""

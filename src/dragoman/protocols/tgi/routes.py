@@ -36,7 +36,6 @@ from dragoman.core.errors import (
 from dragoman.core.text import Tokenized, TokenSpan
 from dragoman.core.text_limits import TGI_BEST_OF, TGI_INPUTS, TGI_STOPS
 from dragoman.protocols.text_common.parameters import (
-    EVENT_STREAM,
     ParsedParameters,
     build_request,
     ignored_header,
@@ -55,6 +54,7 @@ from dragoman.protocols.tgi.request import (
 )
 from dragoman.protocols.tgi.vertex import get_model_field, parse_predictions_request
 from dragoman.protocols.wire import (
+    EVENT_STREAM_HEADERS,
     EndpointResult,
     EngineCall,
     HttpError,
@@ -297,4 +297,4 @@ def _error_in_stream(error: DragomanError) -> HttpResponse:
     """Format an invalid streaming request as TGI does: as an event of a stream with status 200."""
     if isinstance(error, ModelNameMissing) or _row(error)[1] not in _IN_STREAM:
         return write_error(error)
-    return HttpResponse(200, (_error_event(error),), EVENT_STREAM)
+    return HttpResponse(200, (_error_event(error),), EVENT_STREAM_HEADERS)

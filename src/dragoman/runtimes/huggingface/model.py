@@ -16,10 +16,11 @@ from dragoman.pipelines.examples import example_call
 from dragoman.pipelines.inputs import choose_task, input_specs, rows_of, shared_of
 from dragoman.pipelines.results import ARRAYS, to_json
 from dragoman.pipelines.tasks import PipelineTask, options_of, task_by_name
-from dragoman.runtimes.files import check_pickle, transformers_lock
+from dragoman.runtimes.files import check_pickle
 from dragoman.runtimes.huggingface import RUNTIME
 from dragoman.runtimes.huggingface.sentence_transformers import EncoderFiles, apply_parameters, read_encoder_files
 from dragoman.runtimes.recognise import is_sentence_transformers
+from dragoman.system.transformers_loads import transformers_lock
 
 _MAX_SCORED_LABELS = 2  # of cross-encoders: a score, or no and yes
 # The output of embeddings, beside the arrays of the pipeline.
@@ -62,7 +63,7 @@ class HuggingFaceModel(Model):
     def load(self) -> None:
         self._check_parameters()
         RUNTIME.require("torch")
-        with transformers_lock(RUNTIME) as self._transformers:
+        with transformers_lock(RUNTIME.require) as self._transformers:
             source = self._source(str(self.spec.parameters.get("pretrained_model") or self.spec.uri))
             try:
                 self._load(source)

@@ -17,7 +17,7 @@ from dragoman.core.text import TEMPLATE_TEXT, Sampling
 from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
 from dragoman.generation.generation_config import end_tokens
 from dragoman.generation.input_processor import EngineLimits, InputProcessor
-from dragoman.generation.text_engine import check_options, notify, start_thread
+from dragoman.generation.text_engine import PROMPT_S, check_options, notify, start_thread
 from dragoman.generation.token_sampler import TokenChoice
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.runtimes.openvino_genai import RUNTIME
@@ -248,7 +248,7 @@ _UNLIMITED = 2**62
 class OpenVinoOptions:
     """Parameters of a model on OpenVINO.
 
-    max_batch, max_context, dtype, threads, prefill_chunk: as for our own engine.
+    max_batch, max_context, dtype, threads, prefill_chunk, prompt_s, sanitize_control_tokens: as for our own engine.
     device: name of an OpenVINO device.
     prefix_cache: 0 disables it.
     cache_memory: GiB for the key-value cache (0: as needed).
@@ -263,6 +263,8 @@ class OpenVinoOptions:
     prefill_chunk: int = 256
     prefix_cache: int = -1
     cache_memory: int = 0
+    prompt_s: float = PROMPT_S
+    sanitize_control_tokens: bool = False
     properties: dict[str, Any] = field(default_factory=dict)
 
 
@@ -293,7 +295,7 @@ class OpenVinoTextModel(TextModel):
             raise ModelFailed(
                 f"max_context: expected at most {positions}, the positions of the model, got {options.max_context}"
             )
-        vocabulary = Vocabulary(folder, int(config["vocab_size"]))
+        vocabulary = Vocabulary(folder, int(config["vocab_size"]), sanitizes=options.sanitize_control_tokens)
         ends = end_tokens(folder, vocabulary)
         limits = EngineLimits(options.max_batch, options.max_context or positions, options.prefill_chunk)
         intake = InputProcessor(vocabulary, limits, _UNLIMITED, ends, frozenset())
@@ -307,8 +309,8 @@ class OpenVinoTextModel(TextModel):
             "model_type": str(config.get("model_type")),
             "vocabulary": vocabulary.size,
             "end_tokens": sorted(ends),
-            "chat_template": vocabulary.has_template,
-            TEMPLATE_TEXT: vocabulary.template_text,
+            "chat_template": vocabulary.template.describe() or False,
+            TEMPLATE_TEXT: vocabulary.template.text,
             "file_format": "openvino",
             "adapters": [],
         }

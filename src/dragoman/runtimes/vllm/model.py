@@ -19,7 +19,7 @@ from dragoman.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.input_processor import MAX_TOP_LOGPROBS, EngineLimits, InputProcessor
 from dragoman.generation.job import PromptRequest
-from dragoman.generation.text_engine import check_options
+from dragoman.generation.text_engine import PROMPT_S, check_options
 from dragoman.generation.token_sampler import TokenChoice
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.runtimes.text_model import TextModel
@@ -119,7 +119,8 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 class VllmOptions(GrammarLimits):
     """Parameters of a model on vLLM, in addition to the limits of grammars.
 
-    max_batch, max_context, dtype, prefill_chunk, generation_config: as for our own engine.
+    max_batch, max_context, dtype, prefill_chunk, generation_config, prompt_s, sanitize_control_tokens: as for our own
+        engine.
     prefix_cache: 0 disables it.
     cache_memory: GiB for the key-value cache (0: vLLM's default).
     adapters: folders of LoRA adapters by name.
@@ -134,6 +135,8 @@ class VllmOptions(GrammarLimits):
     cache_memory: float = 0.0
     adapters: dict[str, str] = field(default_factory=dict)
     generation_config: bool = True
+    prompt_s: float = PROMPT_S
+    sanitize_control_tokens: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -144,6 +147,7 @@ _MINIMUM = {
     "prefill_chunk": 0,
     "prefix_cache": -1,
     "cache_memory": 0,
+    "prompt_s": 0.01,
     **GRAMMAR_MINIMA,
 }
 
@@ -168,7 +172,7 @@ class VllmModel(TextModel):
         adapters = find_adapters(folder, options.adapters)
         engine = _start_vllm(_arguments(folder, options, adapters))
         config = engine.vllm_config.model_config
-        vocabulary = Vocabulary(folder, config.get_vocab_size())
+        vocabulary = Vocabulary(folder, config.get_vocab_size(), sanitizes=options.sanitize_control_tokens)
         ends = end_tokens(folder, vocabulary)
         limits = EngineLimits(options.max_batch, config.max_model_len)
         defaults = default_sampling(folder) if options.generation_config else {}
@@ -192,8 +196,8 @@ class VllmModel(TextModel):
             "vocabulary": vocabulary.size,
             "end_tokens": sorted(ends),
             "default_parameters": defaults,
-            "chat_template": vocabulary.has_template,
-            TEMPLATE_TEXT: vocabulary.template_text,
+            "chat_template": vocabulary.template.describe() or False,
+            TEMPLATE_TEXT: vocabulary.template.text,
             "file_format": "safetensors",
             "adapters": sorted(adapters),
         }
