@@ -15,6 +15,7 @@ from dragoman.engine.folder_watch import check_watch
 from dragoman.engine.model_files import server_tables
 from dragoman.engine.on_demand import load_limits
 from dragoman.engine.repository import DiskRepository
+from dragoman.engine.saved_weights import SavedWeights
 from dragoman.protocols.open_inference.extensions import extensions
 from dragoman.runtimes.files import preflight_check
 from dragoman.server_transports import check_settings
@@ -66,6 +67,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         watch_quiet_s=settings.watch_quiet_s if settings.watch else None,
         on_demand=load_limits(settings),
         max_records=settings.max_stored_responses,
+        saved_weights=SavedWeights(settings.version_weights_file),
     )
 
 

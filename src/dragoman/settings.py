@@ -227,6 +227,14 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         str, Option("name of the only model that is served; default: the name of its file or folder", MODELS)
     ] = ""
     version_policy: Annotated[str, Option("versions to serve: latest, all, or a list such as 1,3", MODELS)] = "latest"
+    version_weights_file: Annotated[
+        str,
+        Option(
+            "JSON file that keeps the version weights that load requests set, over restarts; empty: they end with the "
+            "server",
+            MODELS,
+        ),
+    ] = ""
     load_at_start: Annotated[
         bool, Option("load models at start; else only the repository API loads models", MODELS)
     ] = True

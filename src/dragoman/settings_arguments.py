@@ -95,6 +95,7 @@ class SettingsArguments(TypedDict, total=False):
     sagemaker: bool
     model_name: str
     version_policy: str
+    version_weights_file: str
     load_at_start: bool
     max_loaded_models: int
     max_loaded_bytes: int

@@ -164,6 +164,71 @@ async def test_weights_of_a_load_request_take_the_place_of_the_default_version(f
         assert await count(engine, 5) == {"1": 5}
 
 
+async def test_weights_of_a_load_request_outlive_the_server(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "weights.json"
+
+    def serve() -> Engine:
+        return open_engine(folder, control_open=True, placement="inline", version_weights_file=str(file))
+
+    write_settings(folder, version_policy="2")
+    async with serve() as engine:
+        write_settings(folder)  # as if version 3 were new: only the newest one is served by default
+        await load(engine, "3", "2=1,3=0")
+        assert await count(engine) == {"2": 40}
+    async with serve() as engine:
+        assert await count(engine) == {"2": 40}
+        assert await shares(engine) == {"2": 1}
+        await load(engine, weights="")
+    async with serve() as engine:
+        assert await count(engine) == {"3": 40}
+        await load(engine, weights="3=1")
+        assert json.loads(file.read_text()) == {"m": {"3": 1}}
+        await load(engine)
+        assert json.loads(file.read_text()) == {}
+        await load(engine, weights="3=1")
+        await engine.call(Request(Unload(), "m"))
+        assert json.loads(file.read_text()) == {}
+
+
+async def test_saved_weights_of_a_version_that_is_gone_are_not_used(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "weights.json"
+    file.write_text('{"m": {"2": 95, "9": 5}}')
+    async with open_engine(folder, placement="inline", version_weights_file=str(file)) as engine:
+        assert await count(engine) == {"3": 40}
+    assert "got none of this name: 9" in caplog.text
+
+
+async def test_weights_that_cannot_be_saved_are_reported(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    file = tmp_path / "state" / "weights.json"
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file=str(file)) as engine:
+        (tmp_path / "state").rmdir()
+        with pytest.raises(errors.ServerError, match="could not be saved"):
+            await load(engine, weights="3=1")
+        (tmp_path / "state").mkdir()
+        await load(engine, weights="3=1")  # the same again
+        assert json.loads(file.read_text()) == {"m": {"3": 1}}
+
+
+async def test_weights_without_a_file_end_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_engine(folder, control_open=True, placement="inline") as engine:
+        await load(engine, weights="3=1")
+    assert "version_weights_file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "7", '{"m": 3}', '{"m": {"1": -1}}', '{"m": {"1": NaN}}', '{"m": {"1": "a"}}', '{"m": {"1": 0}}']
+)
+async def test_invalid_files_of_weights(folder: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "weights.json").write_text(text)
+    with pytest.raises(errors.InvalidInput, match="version_weights_file"):
+        open_engine(folder, version_weights_file=str(tmp_path / "weights.json"))
+    with pytest.raises(errors.InvalidInput, match="a folder that exists"):
+        open_engine(folder, version_weights_file=str(tmp_path / "nowhere" / "weights.json"))
+
+
 async def test_scaling_keeps_the_weights(folder: Path) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 0 }', placement="thread")
     async with open_engine(folder, control_open=True, placement="inline") as engine:

@@ -21,6 +21,7 @@ from dragoman.engine.on_demand import LoadedModels, is_pinned
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.registry import ModelRegistry, is_current
 from dragoman.engine.repository import ModelOnDisk, Repository, Source
+from dragoman.engine.saved_weights import SavedWeights
 from dragoman.engine.sent_models import SentModels
 from dragoman.engine.statistics import index_entry, without_reasons
 from dragoman.engine.version_routing import VersionRouting
@@ -42,6 +43,7 @@ class ModelControl:
     sources: the result of a repository scan, if there was one.
     loads_new_models: whether models that appear on disk are loaded.
     loaded_models: makes room for models that calls load; None if they are loaded at the start.
+    saved_weights: the version weights that clients have set.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class ModelControl:
         *,
         loads_new_models: bool = True,
         loaded_models: LoadedModels | None = None,
+        saved_weights: SavedWeights | None = None,
     ) -> None:
         self._repository = repository
         self._sent = SentModels(repository)
@@ -66,6 +69,7 @@ class ModelControl:
         self._sources = sources
         self._loads_new_models = loads_new_models
         self._loaded_models = loaded_models
+        self._saved_weights = saved_weights or SavedWeights()
         self.load_counters = LoadCounters() if loaded_models is None else loaded_models.load_counters
         self._failed_updates: set[str] = set()  # models that are not served as they are on disk, or were sent
         self.on_disk: dict[str, ModelOnDisk] = {}  # as the models of the repository were read last
@@ -105,8 +109,11 @@ class ModelControl:
         for name, source in self._initial_sources().items():
             specs = source.specs()
             self.on_disk[name] = ModelOnDisk(tuple(specs), source.routing)
-            versions = self._deployments(specs)
-            self._registry.put(name, versions, source.routing)  # LOADING from now on
+            weighted = {*self._saved_weights.versions(name)} - {spec.version for spec in specs}
+            others = [spec for spec in source.all_specs() if spec.version in weighted] if weighted else []
+            versions = self._deployments([*specs, *others])
+            routing = self._saved_weights.restore(name, source.routing, versions)
+            self._registry.put(name, versions, routing)  # LOADING from now on
             at_start = [d for d in versions.values() if not d.loads_on_demand]
             if at_start:
                 tasks.append(self._changes.start(name, load(name, at_start), [d.spec.version for d in at_start]).task)
@@ -132,6 +139,7 @@ class ModelControl:
             self._registry.select(name)
             self._registry.set_routing(name, self._registry.routing(name).override(version_weights))
             self._on_change()
+            await self._saved_weights.save(name, self._registry.routing(name))
             return
         find = partial(self._find_source, name, url or self._url(name))
         async with self._sent.source(name, find, *sent) as source:
@@ -147,6 +155,7 @@ class ModelControl:
             versions = self._select_versions(name, self._read_specs(name, source), version)
             replacing = self._replace(name, versions, routing, keep_others=bool(version))
             await self._changes.run(name, replacing, versions)
+            await self._saved_weights.save(name, self._registry.routing(name))
 
     async def scale(self, name: str, version: str, replicas: int) -> None:
         """Set the number of replicas of a model or version, whose deployments are replaced by new ones.
@@ -179,6 +188,7 @@ class ModelControl:
         self._record_unserved(name, [d.spec.version for d in old if not d.spec.url], "unloaded")
         self._retire(old)
         self._on_change()
+        await self._saved_weights.save(name, self._registry.routing(name))
 
     def can_update(self, name: str) -> bool:
         """Return False while the model is loaded or another change of it is in progress. Cancels a pending retry."""
@@ -244,6 +254,7 @@ class ModelControl:
                 self.on_disk.pop(name, None)
             raise
         log.info("model '%s': serves the files on disk", name)
+        await self._saved_weights.save(name, self._registry.routing(name))
         log_change(action, ANYONE, {"model": name, "cause": "files"})
 
     def index(self, *, ready: bool) -> tuple[IndexEntry, ...]:

@@ -61,6 +61,7 @@ from dragoman.engine.on_demand import LoadedModels, LoadLimits, answer_about_loa
 from dragoman.engine.record_store import RecordStore
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
+from dragoman.engine.saved_weights import SavedWeights
 from dragoman.engine.search import SkippedFile
 from dragoman.engine.server_identity import ServerIdentity as ServerIdentity
 from dragoman.engine.siblings import SiblingRegistry
@@ -106,6 +107,7 @@ class Engine:
         watch_quiet_s: float | None = None,
         on_demand: LoadLimits | None = None,
         max_records: int = 1000,
+        saved_weights: SavedWeights | None = None,
     ) -> None:
         self._identity = identity or ServerIdentity()
         self._records = RecordStore(max_records)
@@ -124,6 +126,7 @@ class Engine:
             sources,
             loads_new_models=self._identity.loads_new_models,
             loaded_models=self._loaded_models,
+            saved_weights=saved_weights,
         )
         self.sibling_registry.control = self._control
         self._sync = FolderSync(repository, self._control)

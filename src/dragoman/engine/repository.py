@@ -25,10 +25,12 @@ class Source:
     """The source of a model. specs: returns the versions that are to be served, as they are on disk now.
 
     routing: which version answers requests that name none.
+    all_specs: returns every version on disk, also those that are not to be served; empty if these are all.
     """
 
     specs: Callable[[], list[ModelSpec]]
     routing: VersionRouting = field(default_factory=VersionRouting)
+    all_specs: Callable[[], list[ModelSpec]] = list
 
     def state(self) -> "ModelOnDisk":
         """Return the versions on disk, or the error that prevents loading them."""
@@ -176,9 +178,9 @@ class DiskRepository(Repository):
             routing.check_versions(same[0].name, [spec.version for spec in specs])
             return specs
 
-        return Source(specs, routing)
+        return Source(specs, routing, lambda: [spec for each in same for spec in self._specs(each, every=True)])
 
-    def _specs(self, found: FoundModel) -> list[ModelSpec]:
+    def _specs(self, found: FoundModel, *, every: bool = False) -> list[ModelSpec]:
         if found.error is not None:
             raise found.error
         fields = {k: v for k, v in found.settings.items() if k not in ("version_policy", *_ROUTING)}
@@ -186,9 +188,9 @@ class DiskRepository(Repository):
         if not found.versions:
             return [_with_runtime(base, found.path)]
         versions, weights = sorted(found.versions, key=int), found.settings.get("version_weights")
-        if weights and "version_policy" not in found.settings:  # `check_versions` reports those that are missing
+        if weights and "version_policy" not in found.settings and not every:  # `check_versions` reports missing ones
             versions = [version for version in versions if version in weights]
-        else:
+        elif not every:
             policy = _check_policy(str(found.settings.get("version_policy", self._version_policy)))
             versions = _select_versions(versions, policy, found.name)
         return [_with_runtime(replace(base, version=v, uri=""), found.versions[v]) for v in versions]

@@ -1,0 +1,110 @@
+"""Version weights that clients have set, in a file, so that they outlive the server."""
+
+import asyncio
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import InvalidInput, ServerError
+from dragoman.engine.version_routing import VersionRouting, parse_weights
+
+log = logging.getLogger("dragoman.engine")
+
+
+class SavedWeights:
+    """Weights of versions by model, as load requests have set them: in memory only if the path is "".
+
+    The file is JSON: `{"iris": {"1": 95, "2": 5}}`. It is replaced as a whole. Raises InvalidInput if it is not that.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self._path = Path(path) if path else None
+        self._by_model: dict[str, Mapping[str, float]] = {}
+        self._lock = asyncio.Lock()
+        if self._path is not None:
+            self._by_model = _read(self._path)
+
+    def versions(self, model: str) -> Collection[str]:
+        """Return the versions of a model that have saved weights."""
+        return self._by_model.get(model, {})
+
+    def restore(self, model: str, routing: VersionRouting, served: Collection[str]) -> VersionRouting:
+        """Return the routing with the saved weights of a model, if there are some and their versions are served."""
+        weights = self._by_model.get(model)
+        if weights is None:
+            return routing
+        missing = sorted({*weights} - {*served})
+        if missing:
+            log.error(
+                "model '%s': the version weights that a load request has set are not used: expected the versions %s, "
+                "got none of this name: %s",
+                model, ", ".join(weights), ", ".join(missing),
+            )  # fmt: skip
+            return routing
+        return replace(routing, weights=weights, is_override=True)
+
+    async def save(self, model: str, routing: VersionRouting) -> None:
+        """Save the weights of a model if a load request has set them, else forget those before.
+
+        Raises ServerError if they cannot be written.
+        """
+        weights = routing.weights if routing.is_override else None
+        if weights == self._by_model.get(model):
+            return
+        if self._path is None and weights is not None:
+            log.warning(
+                "model '%s': the version weights of this request end with the server; to keep them, set "
+                "version_weights_file, or version_weights in the model's dragoman.toml",
+                model,
+            )
+        async with self._lock:
+            by_model = {name: each for name, each in self._by_model.items() if name != model}
+            if weights is not None:
+                by_model[model] = weights
+            if self._path is not None:
+                await self._write(self._path, json.dumps(by_model, indent=1, sort_keys=True), model)
+            self._by_model = by_model
+
+    async def _write(self, path: Path, text: str, model: str) -> None:
+        try:
+            await asyncio.to_thread(_replace, path, text)
+        except OSError as error:
+            log.error("the version weights cannot be saved: %s", error)
+            raise ServerError(
+                f"the version weights of model '{model}' are in use, but could not be saved: they end with the server"
+            ) from error
+
+
+def _read(path: Path) -> dict[str, Mapping[str, float]]:
+    """Return the weights in a file, none if there is no file yet. Raises InvalidInput."""
+    setting = f"setting 'version_weights_file': {path}"
+    try:
+        found: Any = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        if not path.absolute().parent.is_dir():
+            raise InvalidInput(f"{setting}: expected a file in a folder that exists") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{setting}: expected a JSON file of weights by model and version: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{setting}: expected an object of weights by model and version")
+    return {name: parse_weights(weights, f"{setting}: model '{name}'") for name, weights in found.items()}
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file, so that it has the old or the new text after a crash at any moment."""
+    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
+    try:
+        with os.fdopen(number, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
