@@ -61,7 +61,7 @@ async def test_unknown_durations_are_not_exported(server: TextServer) -> None:
         "text_queue",
         "request_queue",
         "inference",
-        "validation",
+        "validation_duration",
         "mean_time_per_token",
         "max_new_tokens",
         "tgi_batch",
