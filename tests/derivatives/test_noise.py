@@ -148,7 +148,14 @@ def test_networks_in_single_precision_are_confirmed(activation: Any) -> None:
     derivatives_of: Any = torch.autograd.functional
     torch.manual_seed(3)
     network: Any = torch.nn.Sequential(torch.nn.Linear(2, 16), activation(), torch.nn.Linear(16, 2))
-    function = build(lambda x: network(x.float()), inputs={"x": 2})
+    evaluations = [0]
+
+    def single(x: Any) -> Any:
+        evaluations[0] += 1
+        return network(x.float())
+
+    function = build(single, inputs={"x": 2})
+    evaluations[0] = 0
     double: Any = torch.nn.Sequential(*(type(each)(*_sizes(each)) for each in network)).double()
     double.load_state_dict(network.state_dict())
     rng = np.random.default_rng(2)
@@ -164,6 +171,8 @@ def test_networks_in_single_precision_are_confirmed(activation: Any) -> None:
         )
         for result, right in cases:
             np.testing.assert_allclose(np.asarray(result), right, rtol=1e-4, atol=1e-5)
+    # The precision is recognised: steps of double precision would fail first.
+    assert evaluations[0] <= 18 * 8
 
 
 def _sizes(layer: Any) -> tuple[int, ...]:

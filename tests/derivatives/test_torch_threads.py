@@ -1,10 +1,12 @@
 """PyTorch in many threads of one process: derivatives of functions and graphs, and models that load."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from derivatives.derivative_models import build, vector_function
@@ -57,6 +59,32 @@ def test_many_threads_get_the_derivatives_of_one() -> None:
             np.testing.assert_allclose(actual, right, rtol=1e-12, atol=1e-14)
     for each in functions:
         each.close()
+
+
+@pytest.mark.parametrize("kind", ["apply_jacobian", "apply_hessian"])
+def test_two_calls_that_are_in_the_function_at_the_same_time(kind: str) -> None:
+    """Each waits for the other in the middle of the function, where forward mode would mix their tangents."""
+    both = threading.Barrier(2, timeout=30)
+
+    def waiting(x: Any) -> Any:
+        y = torch.sin(x)
+        both.wait()
+        return y * x
+
+    function = build(
+        waiting, inputs=[1], outputs=[1], verify_derivatives=False, evaluate_at_load=False, derivatives="torch"
+    )
+
+    def call(number: float) -> Any:
+        x, vec = np.array([number]), np.array([10 * number])
+        if kind == "apply_jacobian":
+            return np.asarray(function.apply_jacobian(0, 0, [x], vec, {}))
+        return np.asarray(function.apply_hessian(0, 0, 0, [x], np.ones(1), vec, {}))
+
+    with ThreadPoolExecutor(2) as pool:
+        for result, x in zip(pool.map(call, (0.5, 2.0)), (0.5, 2.0), strict=True):
+            slope = np.cos(x) * x + np.sin(x) if kind == "apply_jacobian" else 2 * np.cos(x) - x * np.sin(x)
+            assert result == pytest.approx([slope * 10 * x])
 
 
 def test_derivatives_in_threads_are_confirmed_too() -> None:
