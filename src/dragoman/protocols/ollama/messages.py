@@ -50,6 +50,7 @@ class OllamaEmbeddings(msgspec.Struct):
     model: str
     embeddings: Sequence[Sequence[float]]
     total_duration: int
+    load_duration: int
     prompt_eval_count: int
 
 

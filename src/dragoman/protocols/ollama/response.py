@@ -117,7 +117,7 @@ class OllamaFormatter:
             "eval_duration": max(0, eval_ns),
         }
         reason = "length" if self._reader.finish == "length" else "stop"
-        return {"done": True, "done_reason": reason, **{name: value for name, value in durations.items() if value}}
+        return {"done": True, "done_reason": reason, **durations}
 
 
 def now(later_s: float = 0.0) -> str:

@@ -160,13 +160,17 @@ class Ollama:
                 f"`{field}` must be a string, or a list of at most {MAX_TEXTS} strings, none empty; "
                 f"got {format_value(value)}"
             )
-        size = parameters.options.get("dimensions")
+        size, begun_ns = parameters.options.get("dimensions"), started_ns
 
         def reply(response: Response[Embedded]) -> HttpResponse:
             vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
             vectors = normalize_vectors(vectors) if size is None else shorten_vectors(vectors, size)
-            duration = time.monotonic_ns() - started_ns
-            common = {"model": response.model, "total_duration": duration, "prompt_eval_count": response.answer.tokens}
+            common = {
+                "model": response.model,
+                "total_duration": time.monotonic_ns() - started_ns,
+                "load_duration": begun_ns - started_ns,
+                "prompt_eval_count": response.answer.tokens,
+            }
             result = orjson.dumps(format_vectors(vectors, common), option=orjson.OPT_SERIALIZE_NUMPY)
             return HttpResponse(200, (result,), (JSON_TYPE, *parameters.headers))
 
@@ -174,6 +178,8 @@ class Ollama:
             return json_response(format_vectors([], {"model": response.answer.name}), 200, parameters.headers)
 
         def then(model: str) -> EndpointResult:
+            nonlocal begun_ns
+            begun_ns = time.monotonic_ns()
             idle_s = parameters.options.get("keep_alive")
             if is_empty:
                 return _keep(EngineCall(Request(Describe(Embed, load=True), model), load), idle_s)
