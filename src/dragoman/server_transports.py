@@ -276,10 +276,11 @@ def http_addresses(settings: Settings) -> list[Address]:
     if settings.umbridge_port >= 0:
         addresses.append((settings.host, settings.umbridge_port))
     for text in split_list(settings.http_also):
-        host, _, port = text.rpartition(":")
+        name, _, port = text.rpartition(":")
+        host = name.strip("[]")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise InvalidInput(f"setting 'http_also': expected host:port, got {text!r}")
-        addresses.append((host.strip("[]"), int(port)))
+        addresses.append((host, int(port)))
     return addresses
 
 

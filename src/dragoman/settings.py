@@ -168,7 +168,9 @@ class TransportOptions:
 class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, ProtocolOptions):
     """Settings of a server; every default suits a first try on one machine."""
 
-    host: Annotated[str, Option("address to listen on; 0.0.0.0: every interface", ADDRESSES, common=True)] = "127.0.0.1"
+    host: Annotated[
+        str, Option("address to listen on; 0.0.0.0: every interface", ADDRESSES, common=True, not_empty=True)
+    ] = "127.0.0.1"
     http_port: Annotated[int, Option("port of HTTP; 0: any free port", ADDRESSES, maximum=65535, common=True)] = 8080
     grpc_port: Annotated[
         int,
@@ -197,10 +199,15 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     processes: Annotated[
         int, Option("processes that answer requests with copies of the models; 0: one per core", ADDRESSES, maximum=256)
     ] = 1
-    tls_cert: Annotated[str, Option("file with the TLS certificate chain (PEM), for HTTP and gRPC", ADDRESSES)] = ""
-    tls_key: Annotated[str, Option("file with the TLS private key (PEM)", ADDRESSES)] = ""
+    tls_cert: Annotated[
+        str, Option("file with the TLS certificate chain (PEM), for HTTP and gRPC", ADDRESSES, not_empty=True)
+    ] = ""
+    tls_key: Annotated[str, Option("file with the TLS private key (PEM)", ADDRESSES, not_empty=True)] = ""
     tls_client_ca: Annotated[
-        str, Option("file with the authorities (PEM) of client certificates, which are then required", ADDRESSES)
+        str,
+        Option(
+            "file with the authorities (PEM) of client certificates, which are then required", ADDRESSES, not_empty=True
+        ),
     ] = ""
     tls_min_version: Annotated[Literal["1.2", "1.3"], Option("lowest version of TLS", ADDRESSES)] = "1.2"
     admin_port: Annotated[
@@ -213,7 +220,9 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             maximum=65535,
         ),
     ] = -1
-    admin_host: Annotated[str, Option("address of the admin port; default: that of the other ports", ADDRESSES)] = ""
+    admin_host: Annotated[
+        str, Option("address of the admin port; default: that of the other ports", ADDRESSES, not_empty=True)
+    ] = ""
     sagemaker: Annotated[
         bool,
         Option(
@@ -272,6 +281,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             SECURITY,
             operator_only=True,
             common=True,
+            not_empty=True,
         ),
     ] = ""
     api_key: Annotated[
@@ -280,6 +290,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             "one API key for everything, of 20 characters or more; better set as environment variable",
             SECURITY,
             operator_only=True,
+            not_empty=True,
         ),
     ] = ""
     jwt_jwks: Annotated[
@@ -288,15 +299,23 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             "file or URL of the public keys (JWKS) of JSON Web Tokens, accepted like API keys",
             SECURITY,
             operator_only=True,
+            not_empty=True,
         ),
     ] = ""
-    jwt_issuer: Annotated[str, Option("issuer (`iss`) that tokens must have", SECURITY, operator_only=True)] = ""
-    jwt_audience: Annotated[str, Option("audience (`aud`) that tokens must have", SECURITY, operator_only=True)] = ""
+    jwt_issuer: Annotated[
+        str, Option("issuer (`iss`) that tokens must have", SECURITY, operator_only=True, not_empty=True)
+    ] = ""
+    jwt_audience: Annotated[
+        str, Option("audience (`aud`) that tokens must have", SECURITY, operator_only=True, not_empty=True)
+    ] = ""
     jwt_roles_claim: Annotated[
-        str, Option("claim with the roles of a token: infer, read, admin", SECURITY, operator_only=True)
+        str, Option("claim with the roles of a token: infer, read, admin", SECURITY, operator_only=True, not_empty=True)
     ] = "roles"
     jwt_models_claim: Annotated[
-        str, Option("claim with the only models of a token; without it all models", SECURITY, operator_only=True)
+        str,
+        Option(
+            "claim with the only models of a token; without it all models", SECURITY, operator_only=True, not_empty=True
+        ),
     ] = "models"
     auth_failures_per_minute: Annotated[
         int,
@@ -313,10 +332,12 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             "default: none if the server listens on this machine only, else *",
             SECURITY,
             operator_only=True,
+            not_empty=True,
         ),
     ] = ""
     control_token: Annotated[
-        str, Option("token for loading and unloading models through the API", SECURITY, operator_only=True)
+        str,
+        Option("token for loading and unloading models through the API", SECURITY, operator_only=True, not_empty=True),
     ] = ""
     control_open: Annotated[
         bool,

@@ -57,12 +57,25 @@ def test_values_are_converted(name: str, raw: Any, value: Any) -> None:
         ("server_name", 1.5, "setting 'server_name': expected str, got 1.5"),
         ("max_rankk", 1, "unknown setting 'max_rankk'; did you mean 'max_rank'?"),
         ("zzz", 1, "unknown setting 'zzz'"),
+        ("host", "", "setting 'host': expected a value, got an empty one; leave it out, or unset DRAGOMAN_HOST, for"),
+        ("worker_host", " ", "setting 'worker_host': expected a value, got an empty one"),
     ],
 )
 def test_invalid_values_are_rejected(name: str, raw: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_settings({name: raw})
     assert caught.value.message.startswith(message)
+
+
+def test_addresses_and_secrets_may_not_be_empty() -> None:
+    """An empty one would open the server, and is what a variable that was forgotten leaves."""
+    words = ("host", "tls_", "api_key", "jwt_", "token", "secret")
+    named = {
+        n for n, option in SETTINGS.items() if option.type is str and not option.choices and any(w in n for w in words)
+    }
+    for name in named:
+        with pytest.raises(InvalidInput, match=f"setting '{name}': expected a value, got an empty one"):
+            parse_settings({name: ""})
 
 
 def test_later_layers_override_earlier_ones() -> None:
@@ -104,7 +117,9 @@ def test_defaults_are_declared_once() -> None:
         }
         assert declared
         assert {n: getattr(instance, n) for n in declared} == {n: getattr(settings, n) for n in declared}
-    assert settings.model_defaults() == {n: getattr(ModelSpec(name="m"), n) for n in options(ModelOptions)}
+    defaults = {n: getattr(ModelSpec(name="m"), n) for n in options(ModelOptions)}
+    assert settings.model_defaults() == {**defaults, "share_caches": True}  # without keys, all requests have one owner
+    assert Settings(api_key="k" * 24).model_defaults() == defaults
 
 
 def test_every_setting_has_help_and_a_group() -> None:

@@ -30,6 +30,8 @@ class Option:
     operator_only: rejected in files beside models, because it is a decision about security.
     minimum, maximum: bounds of a number, inclusive.
     secret: only set by its environment variable, never by a flag, which other users of the machine may see.
+    not_empty: an empty value is rejected; to leave the option out is to use its default. For addresses and secrets, of
+        which an empty one would open the server.
     common: shown by `dragoman serve --help`, which names only the groups of the others.
     """
 
@@ -37,6 +39,7 @@ class Option:
     group: str = "Models"
     operator_only: bool = False
     secret: bool = False
+    not_empty: bool = False
     common: bool = False
     minimum: float = 0
     maximum: float = math.inf
@@ -60,6 +63,11 @@ class Option:
             raise self._invalid(_EXPECTED[self.type], raw)
         if self.type in (int, float):
             return self._number(raw)
+        if self.not_empty and not str(raw).strip():
+            raise InvalidInput(
+                f"setting '{self.name}': expected a value, got an empty one; leave it out, or unset "
+                f"DRAGOMAN_{self.name.upper()}, for the default ({self.shown_default or 'none'})"
+            )
         return str(raw) if self.type is str else raw
 
     @property
@@ -241,7 +249,13 @@ class WorkerOptions:
         ),
     ] = -1
     worker_host: Annotated[
-        str, Option("address of the worker port; default: that of the other ports", "Addresses", operator_only=True)
+        str,
+        Option(
+            "address of the worker port; default: that of the other ports",
+            "Addresses",
+            operator_only=True,
+            not_empty=True,
+        ),
     ] = ""
     worker_timeout_s: Annotated[
         float,
@@ -253,6 +267,7 @@ class WorkerOptions:
             "file with the secret, of 20 characters or more, that the server and its workers prove to each other",
             "Security and model control",
             operator_only=True,
+            not_empty=True,
         ),
     ] = ""
     worker_secret: Annotated[
@@ -262,6 +277,7 @@ class WorkerOptions:
             "Security and model control",
             operator_only=True,
             secret=True,
+            not_empty=True,
         ),
     ] = ""
     worker_plaintext: Annotated[
