@@ -234,7 +234,7 @@ async def test_a_batch_of_a_model_that_calls_others_has_one_owner(tmp_path: Path
     nodes = "[nodes]\ns = { served = 'Square' }\ne = { builtin = 'exp' }\n"
     (tmp_path / "graph.graph.toml").write_text(f"edges = ['s -> e']\noutputs = ['e']\n{nodes}")
     with recorded_models() as models:
-        async with dragoman.open_engine(tmp_path / "graph.graph.toml", Square, max_batch_size=8) as engine:
+        async with dragoman.open_engine(tmp_path / "graph.graph.toml", Square, max_batch_size=8, trial_s=0) as engine:
             call = Infer({"s": Tensor(np.ones((1, 1)), dragoman.FP64)})
             sent = [Request(call, "graph", caller=Caller(owner)) for owner in ("a", "b", "a", "b", "a")]
             answers = await asyncio.gather(*map(engine.call, sent))
@@ -297,7 +297,7 @@ async def number(server: RestServer, headers: Mapping[str, str], x: int = 5) -> 
 
 async def test_responses_are_cached_for_each_key(two: Any) -> None:
     settings, ann, bob = two
-    async with serving(Numbering, **settings, response_cache_bytes=1 << 20) as server:
+    async with serving(Numbering, **settings, trial_s=0, response_cache_bytes=1 << 20) as server:
         assert [await number(server, each) for each in (ann, ann, bob, bob, ann)] == [1, 1, 2, 2, 1]
         Numbering.gate.clear()
         running = [asyncio.create_task(number(server, each, -1)) for each in (ann, bob)]
@@ -309,7 +309,7 @@ async def test_responses_are_cached_for_each_key(two: Any) -> None:
 
 async def test_keys_can_share_the_response_cache(two: Any) -> None:
     settings, ann, bob = two
-    async with serving(Numbering, **settings, response_cache_bytes=1 << 20, share_caches=True) as server:
+    async with serving(Numbering, **settings, trial_s=0, response_cache_bytes=1 << 20, share_caches=True) as server:
         assert [await number(server, each) for each in (ann, bob)] == [1, 1]
 
 
