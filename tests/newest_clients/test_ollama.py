@@ -164,8 +164,6 @@ def test_errors(client: Any) -> None:
         with pytest.raises(ollama.ResponseError) as error:
             client.chat(**{"model": "Scripted", "messages": user("a"), **more})
         assert error.value.status_code == 400
-    with pytest.raises(ollama.ResponseError, match="suffix"):
-        client.generate("Scripted", "a", suffix="b")
     with pytest.raises(ollama.ResponseError, match="context"):
         client.generate("Scripted", "a", context=[1, 2])
 
