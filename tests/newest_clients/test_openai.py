@@ -68,7 +68,7 @@ def test_roles(client: Any, role: str) -> None:
 def test_content_parts(client: Any) -> None:
     parts = [{"type": "text", "text": "say"}, {"type": "text", "text": "hello"}]
     response = client.chat.completions.create(model="Scripted", messages=[{"role": "user", "content": parts}])
-    assert response.choices[0].message.content in ("hello", "sayhello")
+    assert response.choices[0].message.content in ("hello", "sayhello", "say\nhello")
 
 
 def test_chat_stream(client: Any) -> None:
@@ -345,8 +345,7 @@ def test_unknown_model_and_path(client: Any, url: str) -> None:
     with pytest.raises(openai.NotFoundError, match="did you mean /v1/chat/completions"):
         bare.chat.completions.create(model="Scripted", messages=user("a"))
     slashes = openai.OpenAI(base_url=f"{url}//v1/", api_key="-", max_retries=0)
-    with pytest.raises(openai.NotFoundError, match="did you mean /v1/chat/completions"):
-        slashes.chat.completions.create(model="Scripted", messages=user("a"))
+    assert slashes.chat.completions.create(model="Scripted", messages=user("say a")).choices[0].message.content == "a"
 
 
 def test_keys(keyed: str) -> None:
