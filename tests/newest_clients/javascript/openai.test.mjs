@@ -205,7 +205,7 @@ for (const [param, change] of Object.entries(WRONG))
     });
   });
 
-for (const [path, meant] of [["", "/v1/chat/completions"], ["//v1", "/v1/chat/completions"], ["/v1/v1/", "/v1/chat/completions"]])
+for (const [path, meant] of [["", "/v1/chat/completions"], ["/v1/v1/", "/v1/chat/completions"]])
   test(`address ${path || "without /v1"}`, async () => {
     const other = new OpenAI({ baseURL: url + path, apiKey: "-", maxRetries: 0 });
     await assert.rejects(other.chat.completions.create({ model: "Scripted", messages: user("a") }), (error) => {
