@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import inspect
+import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, MutableMapping
 from contextlib import aclosing
@@ -21,7 +22,10 @@ from dragoman.core.errors import (
     ModelNotFound,
     NotReady,
     NotSupported,
+    WorkerLost,
+    public_text,
 )
+from dragoman.core.foreign_code import is_interruption
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
@@ -39,6 +43,8 @@ from dragoman_kserve.cloud_events import (
 )
 from dragoman_kserve.script import ScriptResult, run_script
 from dragoman_kserve.tensors import elements, output_tensor, plain_parameters
+
+log = logging.getLogger("dragoman.model")
 
 _POLICY = Policy()
 # Headers of a response that the server sets.
@@ -118,6 +124,7 @@ class KServeModel(Model):
         self._set_predictor = importlib.import_module("kserve.context").set_predictor_config
         self._signature = Signature(unchecked=True, open_inputs=True, open_outputs=True)
         self._engine: asyncio.Task[Any] | None = None
+        self._engine_error = ""
         self.handlers = tuple(f"POST /v1/models/{spec.name}:{verb}" for verb in ("predict", "explain"))
 
     async def load(self) -> None:
@@ -128,7 +135,7 @@ class KServeModel(Model):
             raise ModelFailed(f"Model with name {self.spec.name} is not ready.")
         await _result(getattr(model, "start", lambda: None)())
         if getattr(model, "engine", False):
-            self._engine = asyncio.ensure_future(model.start_engine())
+            self._engine = asyncio.ensure_future(self._run_engine())
         inputs, outputs = [
             _tensor_specs(await _result(getattr(model, name)())) for name in ("get_input_types", "get_output_types")
         ]
@@ -137,7 +144,19 @@ class KServeModel(Model):
     def signature(self) -> Signature:
         return self._signature
 
+    async def _run_engine(self) -> None:
+        """Run the engine of the model, which may return once it has started."""
+        try:
+            await self._kserve_model.start_engine()
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            log.exception("model '%s': start_engine() raised", self.spec.name)
+            self._engine_error = f"its engine has failed: {public_text(error)}"
+
     def unavailable(self) -> str:
+        if self._engine_error:
+            raise WorkerLost(self._engine_error)
         return "" if self._kserve_model.ready else f"Model with name {self.spec.name} is not ready."
 
     async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]

@@ -171,7 +171,7 @@ def test_calls_have_defaults() -> None:
         "times": CallTimes(),
     }
     assert field_values(Response(1)) == {"answer": 1, "model": "", "version": ""}
-    assert field_values(Inference({})) == {"outputs": {}, "parameters": NONE, "metadata": {}}
+    assert field_values(Inference({})) == {"outputs": {}, "parameters": NONE, "metadata": {}, "is_last": False}
     gradient = Gradient(sens=X)
     assert (gradient.inputs, gradient.positional, gradient.output, gradient.config, gradient.input) == (
         {},

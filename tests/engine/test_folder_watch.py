@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -20,6 +21,7 @@ from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import DiskRepository
 from dragoman.engine_setup import open_engine
 from dragoman.system.coroutines import complete
+from e2e.foreign_errors import ERRORS
 
 MODEL = """
 import pathlib
@@ -184,6 +186,21 @@ async def test_a_repository_that_cannot_be_read_leaves_the_models_as_they_are(
     assert caplog.text.count("models are unchanged: the repository cannot be read") == 1
     assert await models.value("m") == 1
     (models.folder / "dragoman.toml").unlink()
+    await models.sync()
+    assert await models.value("m") == 7
+
+
+async def test_the_watch_goes_on_after_errors_of_every_kind(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(models.folder / "m" / "1", 7)
+    with monkeypatch.context() as patch:
+        for error in (make() for make in ERRORS):
+
+            def scan(_: DiskRepository, error: BaseException = error) -> NoReturn:
+                raise error
+
+            patch.setattr(DiskRepository, "scan", scan)
+            assert await models.sync() == {}
+    assert await models.value("m") == 1
     await models.sync()
     assert await models.value("m") == 7
 

@@ -30,6 +30,7 @@ from dragoman.runtimes.openvino_genai import model as openvino_model
 from dragoman.runtimes.openvino_genai.model import OpenVinoTextModel, OpenVinoTokens
 from dragoman.runtimes.vllm import model as vllm_model
 from dragoman.runtimes.vllm.model import VllmModel, VllmTokens
+from e2e.foreign_errors import ERRORS
 
 # Every parameter with a value that is not neutral.
 EACH: dict[str, Any] = {
@@ -181,6 +182,8 @@ def test_values_that_vllm_would_change_are_rejected(vocabulary: Vocabulary) -> N
 class FakeTokens:
     """A token engine with given outputs, one token per chunk."""
 
+    ended = ""
+
     def __init__(self, outputs: dict[int | None, list[int]]) -> None:
         self.outputs = outputs
         self.left = 0
@@ -314,7 +317,7 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
 class FakeAsyncLLM:
     """A fake of vLLM's AsyncLLM: two tokens, or a error."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: BaseException | None = None) -> None:
         self.error, self.aborted, self.down = error, 0, False
         self.requests: list[Any] = []
 
@@ -368,6 +371,9 @@ async def test_errors_of_vllm(fake_vllm: Any, vocabulary: Vocabulary) -> None:
     ):
         with pytest.raises(kind):
             await anext(VllmTokens(FakeAsyncLLM(error), vocabulary, {}).tokens(wanted(Sampling())))
+    for make in ERRORS:
+        with pytest.raises(ModelFailed, match=r"^generation failed: "):
+            await anext(VllmTokens(FakeAsyncLLM(make()), vocabulary, {}).tokens(wanted(Sampling())))
 
 
 # https://docs.openvino.ai, GenerationConfig.
@@ -401,6 +407,7 @@ class FakePipeline:
     and one that begins with 98 fails in a step."""
 
     def __init__(self) -> None:
+        self.error: Any = lambda: RuntimeError("it breaks")
         self.handles: list[tuple[list[int], FakeHandle]] = []
         self.configs: list[Any] = []
 
@@ -418,7 +425,7 @@ class FakePipeline:
     def step(self) -> None:
         for tokens, handle in self.handles:
             if handle.status == "RUNNING" and tokens[0] == 98:
-                raise RuntimeError("it breaks")
+                raise self.error()
             handle.ready = True
             handle.status = "FINISHED" if len(handle.left) == 1 else handle.status
 
@@ -475,6 +482,32 @@ async def test_errors_of_openvino(openvino: tuple[OpenVinoTokens, FakePipeline])
     await leaving.aclose()
     assert await _all(tokens, Sampling()) == [8, 9, 10]
     assert not tokens.sequences
+
+
+async def test_openvino_goes_on_after_errors_of_every_kind(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
+    tokens, pipeline = openvino
+    for pipeline.error in ERRORS:
+        async with asyncio.timeout(30):
+            with pytest.raises(ModelFailed, match="generation failed"):
+                await _all(tokens, Sampling(), (98,))
+            assert await _all(tokens, Sampling()) == [8, 9, 10]
+    assert not tokens.ended
+
+
+async def test_an_engine_whose_thread_has_ended_cannot_answer(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
+    tokens, pipeline = openvino
+    model = OpenVinoTextModel(ModelSpec(name="m"))
+    model.text_engine = types.SimpleNamespace(ended="")
+    assert not model.unavailable()
+    pipeline.has_non_finished_requests = lambda: bool(1 / 0)  # type: ignore[method-assign]
+    tokens.commands.put(lambda: None)
+    for _ in range(2):
+        async with asyncio.timeout(30):
+            with pytest.raises(WorkerLost, match="reloaded"):
+                await _all(tokens, Sampling())
+    model.text_engine = tokens
+    with pytest.raises(WorkerLost, match="reloaded"):
+        model.unavailable()
 
 
 async def test_a_closed_engine_rejects_requests(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:

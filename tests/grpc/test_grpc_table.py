@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from grpc_fakes import SIGNATURE, TABLE, infer_message, method, parse_request, parse_stream_request, parsed_call
+from msgspec import structs
 
 from dragoman.core import errors
 from dragoman.core.calls import (
@@ -99,7 +100,7 @@ def text(request: GrpcRequest, error: DragomanError) -> bytes | None:
 def test_a_chunk_of_a_stream(raw: bool) -> None:
     as_request = {"dragoman-output-contents": "as-request"}
     stream = parse_stream_request(infer_message(raw=raw, id="7").SerializeToString(), as_request)
-    assert stream.end is None
+    assert stream.format_end() is None
     reply = m.ModelStreamInferResponse.FromString(stream.format_chunk(CHUNK))
     assert not reply.error_message
     assert (reply.infer_response.model_version, reply.infer_response.id) == ("3", "7")
@@ -115,10 +116,36 @@ def test_the_final_response_is_marked_on_request() -> None:
     chunk = m.ModelStreamInferResponse.FromString(stream.format_chunk(CHUNK)).infer_response
     assert chunk.parameters["triton_final_response"].WhichOneof("parameter_choice") == "bool_param"
     assert not chunk.parameters["triton_final_response"].bool_param
-    assert stream.end is not None
-    end = m.ModelStreamInferResponse.FromString(stream.end).infer_response
+    sent = stream.format_end()
+    assert sent is not None
+    end = m.ModelStreamInferResponse.FromString(sent).infer_response
     assert end.parameters["triton_final_response"].bool_param
     assert (end.model_name, end.id, len(end.outputs)) == ("echo", "7", 0)
+
+
+def test_no_response_follows_one_that_the_model_has_marked_as_the_last() -> None:
+    message = infer_message(id="7")
+    message.parameters[FINAL_WANTED].bool_param = True
+    stream = parse_stream_request(message.SerializeToString())
+    marks = []
+    for is_last in (False, True):
+        chunk = structs.replace(CHUNK, answer=structs.replace(CHUNK.answer, is_last=is_last))
+        response = m.ModelStreamInferResponse.FromString(stream.format_chunk(chunk)).infer_response
+        marks.append(response.parameters["triton_final_response"].bool_param)
+    assert marks == [False, True]
+    assert stream.format_end() is None
+
+
+def test_an_error_among_the_responses_is_not_the_last_one() -> None:
+    stream = parse_stream_request(infer_message(id="7").SerializeToString())
+    sent = stream.format_error(InvalidInput("no"))
+    assert sent is not None
+    error = m.ModelStreamInferResponse.FromString(sent)
+    assert (error.error_message, error.infer_response.id) == ("no", "7")
+    assert not error.infer_response.parameters["triton_final_response"].bool_param
+    for metadata in ({"triton_grpc_error": "true"}, {"dragoman-stream-shape": "bare"}):
+        stream = parse_stream_request(infer_message().SerializeToString(), metadata)
+        assert stream.format_error(InvalidInput("no")) is None  # a status ends the stream
 
 
 def test_the_only_response_of_a_model_is_final() -> None:
@@ -128,7 +155,7 @@ def test_the_only_response_of_a_model_is_final() -> None:
     chunk = m.ModelStreamInferResponse.FromString(stream.format_chunk(CHUNK)).infer_response
     assert chunk.parameters["triton_final_response"].bool_param
     assert (chunk.id, len(chunk.outputs)) == ("7", 1)
-    assert stream.end is None
+    assert stream.format_end() is None
 
 
 RAW, CONTENT_TYPE, EMPTY = "raw", "content type", "no inputs"
@@ -177,8 +204,9 @@ def test_marks_of_plain_responses_on_request() -> None:
     bare = {"dragoman-stream-shape": "bare"}
     stream = parse_stream_request(message.SerializeToString(), bare)
     assert m.ModelInferResponse.FromString(stream.format_chunk(CHUNK)).id == "7"
-    assert stream.end is not None
-    assert m.ModelInferResponse.FromString(stream.end).parameters["triton_final_response"].bool_param
+    end = stream.format_end()
+    assert end is not None
+    assert m.ModelInferResponse.FromString(end).parameters["triton_final_response"].bool_param
     assert text(GrpcRequest(b"", bare), InvalidInput("no")) is None
 
 
@@ -188,6 +216,7 @@ def test_an_error_is_a_stream_message_unless_a_status_is_requested() -> None:  #
     assert in_band is not None
     reply = m.ModelStreamInferResponse.FromString(in_band)
     assert (reply.error_message, reply.infer_response.id) == ("no", "7")
+    assert reply.infer_response.parameters["triton_final_response"].bool_param
     assert text(GrpcRequest(body, {"triton_grpc_error": "true"}), InvalidInput("no")) is None
     malformed = text(GrpcRequest(b"\xff"), InvalidInput())
     assert malformed is not None

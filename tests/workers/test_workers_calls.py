@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -20,8 +21,11 @@ from dragoman.core.errors import (
     InvalidOutput,
     ModelFailed,
     NotReady,
+    WorkerLost,
 )
 from dragoman.system.coroutines import complete
+from dragoman.system.threads import limit_library_threads
+from dragoman.workers import local
 
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 
@@ -244,3 +248,40 @@ async def test_cancelled_queued_calls_do_not_run(placement: str, tmp_path: Path)
         (tmp_path / "go").touch()
         assert first_value(await running) == first_value(await last)
         assert not list(tmp_path.glob("b[0-9]"))
+
+
+async def test_a_pool_whose_threads_have_ended_is_not_ready_and_its_calls_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = threading.Event()
+
+    def limit(_replicas: int, *, of_thread: bool = False) -> None:
+        if of_thread:
+            ends.wait(30)
+            raise SystemExit(3)
+
+    monkeypatch.setattr(local, "limit_library_threads", limit)
+    async with pool_of("thread", "Actions") as pool:
+        waiting = asyncio.create_task(call(pool, do="pid"))
+        await asyncio.sleep(0)
+        states = [pool.ready]
+        ends.set()
+        async with asyncio.timeout(30):
+            for attempt in (waiting, call(pool, do="pid")):
+                with pytest.raises(WorkerLost, match="the thread that runs it has ended: SystemExit: 3"):
+                    await attempt
+        assert [*states, pool.ready] == [True, False]
+        assert "has ended" in pool.unavailable
+
+
+def test_threads_of_libraries_that_cannot_be_limited_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+
+    def fail(**_: object) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'split'")
+
+    monkeypatch.setattr(threadpoolctl, "threadpool_limits", fail)
+    limit_library_threads(2, of_thread=True)
+    assert "cannot be limited" in caplog.text

@@ -8,12 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers_harness import MODELS, call, children, first_value, forget_children, make_request, processes, wait_until  # noqa: F401 - a fixture
+from workers_harness import (
+    MODELS,
+    call,
+    children,
+    first_value,
+    forget_children,  # noqa: F401 - a fixture
+    make_request,
+    processes,
+    spec_of,
+    wait_until,
+)
 
 from dragoman.core.calls import Index, Load, Request
-from dragoman.core.errors import NotReady, WorkerLost
+from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
 from dragoman.engine_setup import open_engine
+from dragoman.workers.launcher import LocalLauncher
 from dragoman.workers.process import ProcessPool
+from e2e.foreign_errors import ERRORS
 
 
 @pytest.mark.parametrize("way", ["call", "stream"])
@@ -179,3 +191,31 @@ async def test_the_index_names_the_reason_of_a_crash_loop() -> None:
         assert not engine.ready()
         await engine.call(Request(Load(""), "Actions"))
         assert engine.ready()
+
+
+async def test_errors_of_a_launcher_fail_the_start_and_not_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, errors = LocalLauncher.launch, list(ERRORS)
+
+    async def fail(launcher: LocalLauncher) -> Any:
+        if errors:
+            raise errors.pop()()
+        return await launch(launcher)
+
+    monkeypatch.setattr(LocalLauncher, "launch", fail)
+    names = [type(make()).__name__ for make in errors]
+    for name in reversed(names):
+        pool = ProcessPool(spec_of("Actions"), lambda: None)
+        with pytest.raises(ModelFailed, match=f"^failed to load 'm', the launcher failed: .*{name}|StopIteration"):
+            await pool.start()
+        await pool.close()
+    async with processes("Actions") as pool:
+        errors += [KeyboardInterrupt, asyncio.CancelledError]  # when the worker is started again
+        os.kill(first_value(await call(pool, do="pid")), signal.SIGKILL)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    assert first_value(await call(pool, do="pid")) > 0
+                    break
+                except (WorkerLost, NotReady):
+                    await asyncio.sleep(0.01)
+        assert pool.ready

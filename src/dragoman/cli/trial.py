@@ -66,5 +66,6 @@ async def _answer(engine: Engine, deployment: Deployment, call: Infer) -> None:
         await engine.call(request)
         return
     async with aclosing(engine.stream(request)) as responses:
-        async for _ in responses:
-            pass
+        async for response in responses:
+            if isinstance(response.answer, DragomanError):
+                raise response.answer

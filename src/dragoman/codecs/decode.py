@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from dragoman.codecs.codec import CODECS, FirstTensorCodec, InputCodec, RequestCodec
 from dragoman.core.bytes_tensor import with_parameters
 from dragoman.core.calls import Infer, Inference
@@ -141,7 +143,7 @@ def encode_outputs_as(inference: Inference, content_types: Mapping[str, str]) ->
         name: _reencode(name, tensor, content_types[name]) if name in content_types else tensor
         for name, tensor in inference.outputs.items()
     }
-    return Inference(outputs, inference.parameters, inference.metadata)
+    return structs.replace(inference, outputs=outputs)
 
 
 def _reencode(name: str, tensor: Tensor, content_type: str) -> Tensor:

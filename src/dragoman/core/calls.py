@@ -47,15 +47,17 @@ class ServerCall(Call[Answer]):
 class Inference(msgspec.Struct, frozen=True):
     """The answer to `Infer`: named tensors in the model's order, and parameters of the whole answer.
 
-    `metadata` is sent to the client as HTTP headers or as gRPC trailing metadata.
+    `metadata` is sent to the client as HTTP headers or as gRPC trailing metadata. `is_last`: the model has said that
+    none follows in its stream; otherwise that is known at the end of the stream.
     """
 
     outputs: Tensors
     parameters: Parameters = NONE
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
+    is_last: bool = False
 
-    def __reduce__(self) -> tuple[type["Inference"], tuple[Tensors, Parameters, Mapping[str, str]]]:
-        return Inference, (self.outputs, self.parameters, self.metadata)
+    def __reduce__(self) -> tuple[type["Inference"], tuple[Tensors, Parameters, Mapping[str, str], bool]]:
+        return Inference, (self.outputs, self.parameters, self.metadata, self.is_last)
 
 
 class Infer(msgspec.Struct, ModelCall[Inference], frozen=True):

@@ -150,7 +150,15 @@ _FILE_NAME = re.compile(r".*\.[A-Za-z]\w{0,4}", re.ASCII)
 
 def public_text(error: BaseException) -> str:
     """Return `Type: message` of an exception, as `public_message` has it."""
-    return public_message(f"{type(error).__name__}: {error}")
+    return public_message(f"{type(error).__name__}: {error_text(error)}")
+
+
+def error_text(error: BaseException) -> str:
+    """Return the text of an exception of any class, whose `__str__` may fail."""
+    try:
+        return str(error)
+    except BaseException as failure:
+        return f"its text cannot be read ({type(failure).__name__})"
 
 
 def public_message(text: str) -> str:

@@ -26,7 +26,15 @@ from dragoman.core.calls import (
     SignatureFor,
     Tensors,
 )
-from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    InvalidOutput,
+    ModelFailed,
+    NotReady,
+    NotSupported,
+    Overloaded,
+)
 from dragoman.core.metrics import Family, Sample, with_labels
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
@@ -47,6 +55,7 @@ from dragoman.engine.warmup import LoadedReplicas, check_protocols, read_labels,
 from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import begin, complete, ensure_task
 from dragoman.system.load_steps import LoadStep, observe_steps
+from dragoman.system.threads import call_in_thread
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 
 A = TypeVar("A")
@@ -119,7 +128,7 @@ class Deployment:
         self.retries, self.state, self._loading_since_s = False, "LOADING", monotonic()
         try:
             if self.spec.protocols:
-                await asyncio.to_thread(check_protocols, self.spec)
+                await call_in_thread(check_protocols, self.spec)
             if self.spec.labels:
                 self.labels = await asyncio.to_thread(read_labels, self.spec)
             with observe_steps(partial(setattr, self, "step")):
@@ -501,7 +510,8 @@ class Deployment:
 
     async def stream(self, request: Request[A], *, nested: bool = False) -> AsyncGenerator[Response[A], None]:
         """Yield the responses to a call as they come. Closing the generator cancels the call. nested: see `begin`."""
-        start_s, error = monotonic(), None
+        start_s = monotonic()
+        error: BaseException | None = None
         usage = GenerationUsage() if type(request.call) is Generate else None
         if request.times.arrived_s:  # as in `begin`
             request = structs.replace(request, times=CallTimes())
@@ -521,6 +531,8 @@ class Deployment:
                     async for chunk in chunks:
                         if usage is not None:
                             usage.add(chunk)
+                        elif isinstance(chunk, DragomanError):
+                            error = chunk
                         if self._observes:
                             self._observe(chunk)
                         times.first_chunk_s = times.first_chunk_s or monotonic()

@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, error_text
+from dragoman.core.foreign_code import is_interruption
 from dragoman.engine.control import ModelControl
 from dragoman.engine.repository import ModelOnDisk, Repository
+from dragoman.system.threads import call_in_thread
 
 log = logging.getLogger("dragoman.engine")
 
@@ -50,12 +52,14 @@ class FolderSync:
         """
         async with self._lock:
             try:
-                contents = await asyncio.to_thread(self._read)
-            except (InvalidInput, OSError) as error:
-                self._report(str(error))
+                contents = await call_in_thread(self._read)
+                self._report("")
+                return self._apply(contents, seen)
+            except BaseException as error:  # the watch goes on, whatever is in the files
+                if is_interruption(error):
+                    raise
+                self._report(error_text(error), is_expected=isinstance(error, InvalidInput | OSError))
                 return {}
-            self._report("")
-            return self._apply(contents, seen)
 
     def _apply(self, found: Mapping[str, ModelOnDisk], seen: Changes | None) -> Changes:
         waiting: dict[str, ModelOnDisk | None] = {}
@@ -73,9 +77,9 @@ class FolderSync:
     def _read(self) -> dict[str, ModelOnDisk]:
         return {name: source.state() for name, source in self._repository.scan().items()}
 
-    def _report(self, error: str) -> None:
+    def _report(self, error: str, *, is_expected: bool = True) -> None:
         if error and error != self._error:
-            log.error("models are unchanged: the repository cannot be read: %s", error)
+            log.error("models are unchanged: the repository cannot be read: %s", error, exc_info=not is_expected)
         self._error = error
 
 
@@ -147,8 +151,11 @@ class FolderWatch:
         try:
             async for _ in watchfiles.awatch(*folders, recursive=recursive, watch_filter=None, debounce=100, step=50):
                 self._change.set()
-        except Exception as error:  # the system's limit of watches is reached, or a folder was removed
-            log.warning("folders are read every %g s only, since watching failed: %s", _POLL_INTERVAL_S, error)
+        except BaseException as error:  # the system's limit of watches is reached, or a folder was removed
+            if is_interruption(error):
+                raise
+            text = error_text(error)
+            log.warning("folders are read every %g s only, since watching failed: %s", _POLL_INTERVAL_S, text)
 
 
 def _watched_paths(paths: Sequence[str]) -> list[Path]:

@@ -79,6 +79,8 @@ class LoadedReplicas:
         answer = None
         async with aclosing(self.pool.stream(request)) as chunks:
             async for chunk in chunks:
+                if isinstance(chunk, DragomanError):
+                    raise chunk
                 answer = chunk
                 if is_trial:
                     break

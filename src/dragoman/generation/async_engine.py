@@ -8,10 +8,12 @@ from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from msgspec import structs
 
-from dragoman.core.errors import DragomanError, ModelFailed, Overloaded, WorkerLost
+from dragoman.core.errors import DragomanError, Overloaded, WorkerLost
+from dragoman.core.foreign_code import public_error
 from dragoman.core.text import Generation, PromptInfo, Text, merge_chunks
 from dragoman.generation.engine import GenerationEngine
 from dragoman.generation.job import GenerationJob, PromptRequest
@@ -22,6 +24,7 @@ log = logging.getLogger("dragoman.generation")
 
 # Cache memory is freed after this time without work.
 _IDLE_S = 10.0
+_STOPPED = "the text engine is stopped"
 
 
 class AsyncEngine:
@@ -37,6 +40,7 @@ class AsyncEngine:
         self._updated: defaultdict[asyncio.AbstractEventLoop, set[_CallResults]] = defaultdict(set)
         self._jobs: set[GenerationJob] = set()
         self._closed = False
+        self.ended = ""  # why the thread has ended without `close`
         self._thread = start_thread(make, self._work, name)
 
     @property
@@ -50,7 +54,7 @@ class AsyncEngine:
         Raises Overloaded, WorkerLost if the engine is closed, and the error of any of the prompts.
         """
         if self._closed:
-            raise WorkerLost("the text engine is stopped")
+            raise WorkerLost(self.ended or _STOPPED)
         if 0 < self._capacity < self._open + len(prompts):
             raise Overloaded(f"Exceeds maximum queue size of {self._capacity} prompts")
         call = _CallResults(self, len(prompts), sum(request.sampling.n for request in prompts))
@@ -60,7 +64,7 @@ class AsyncEngine:
         self.commands.put(lambda engine: self._begin(engine, jobs))
         try:
             if self._closed:  # closed meanwhile: the command may never be executed
-                raise WorkerLost("the text engine is stopped")
+                raise WorkerLost(self.ended or _STOPPED)
             while call.remaining:
                 await call.updated.wait()
                 call.updated.clear()
@@ -95,7 +99,7 @@ class AsyncEngine:
         self.commands.put(command)
         if self._closed and future.cancel():  # it may never be executed
             future = Future()
-            future.set_exception(WorkerLost("the text engine is stopped"))
+            future.set_exception(WorkerLost(self.ended or _STOPPED))
         return future
 
     def close(self) -> None:
@@ -107,15 +111,25 @@ class AsyncEngine:
     # --- in the engine's thread --------------------------------------------------------------------------
 
     def _work(self, engine: GenerationEngine) -> None:
-        while self._run_commands(engine):
-            if engine.has_work:
-                try:
-                    engine.step()
-                except BaseException as error:  # also the panic of a library in Rust
-                    log.exception("a step of the text engine failed; its generations end")
-                    self._abandon(engine, ModelFailed(f"generation failed: {type(error).__name__}: {error}"))
-            self._flush()
-        self._abandon(engine, WorkerLost("the text engine is stopped"))
+        """Execute steps and commands until the engine is closed. An error of the model ends its generations only."""
+        reason = _STOPPED
+        try:
+            while self._run_commands(engine):
+                if engine.has_work:
+                    try:
+                        engine.step()
+                    except BaseException as error:
+                        log.exception("a step of the text engine failed; its generations end")
+                        self._abandon(engine, public_error(error, "generation failed"))
+                self._flush()
+        except BaseException:
+            log.exception("the thread of the text engine has ended")
+            reason = self.ended = "the text engine has ended; the log has the reason"
+            self._closed = True
+        while not self.commands.empty():  # calls that began meanwhile end, too
+            if (command := self.commands.get()) is not None:
+                self._execute(engine, command)
+        self._abandon(engine, WorkerLost(reason))
         self._flush()
 
     def _run_commands(self, engine: GenerationEngine) -> bool:
@@ -124,15 +138,18 @@ class AsyncEngine:
             try:
                 command = self.commands.get(timeout=None if engine.is_idle else _IDLE_S)
             except queue.Empty:
-                engine.release_memory()
+                self._execute(engine, lambda engine: engine.release_memory())
                 continue
             if command is None:
                 return False
-            try:
-                command(engine)
-            except BaseException:  # the thread must survive any error
-                log.exception("a command of the text engine failed")
+            self._execute(engine, command)
         return True
+
+    def _execute(self, engine: GenerationEngine, command: Callable[[GenerationEngine], None]) -> None:
+        try:
+            command(engine)
+        except BaseException:  # the thread must survive any error
+            log.exception("a command of the text engine failed")
 
     def _begin(self, engine: GenerationEngine, jobs: Sequence[GenerationJob]) -> None:
         self._jobs.update(jobs)
@@ -145,10 +162,10 @@ class AsyncEngine:
             engine.cancel(job)
 
     def _abandon(self, engine: GenerationEngine, error: DragomanError) -> None:
-        for job in self._jobs:
-            engine.cancel(job)
+        jobs, self._jobs = self._jobs, set()
+        for job in jobs:
             job.sink.error(error)
-        self._jobs.clear()
+            self._execute(engine, partial(GenerationEngine.cancel, job=job))
 
     def mark_updated(self, call: "_CallResults") -> None:
         self._updated[call.loop].add(call)

@@ -8,7 +8,8 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.errors import DragomanError
+from dragoman.core.foreign_code import public_error
 from dragoman.core.metrics import Family
 from dragoman.generation import sampler
 from dragoman.generation.adapters import AdapterLayers, LoraWeights
@@ -400,6 +401,5 @@ class GenerationEngine:
     def _fail(self, job: GenerationJob, error: BaseException) -> None:
         if not isinstance(error, DragomanError):
             log.error("a generation failed", exc_info=error)
-            error = ModelFailed(f"generation failed: {type(error).__name__}: {error}")
         self.scheduler.remove(job)
-        job.sink.error(error)
+        job.sink.error(public_error(error, "generation failed"))

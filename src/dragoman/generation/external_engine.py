@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import ModelFailed, Overloaded
+from dragoman.core.foreign_code import is_interruption
 from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, PromptInfo, Sampling, Text, Token, TokenSpan, merge_chunks
 from dragoman.generation.completion_writer import CompletionWriter, EndConditions
@@ -45,6 +46,10 @@ class TokenChunk:
 
 class TokenEngine(Protocol):
     """External engine, implemented by an adapter."""
+
+    @property
+    def ended(self) -> str:
+        """Why the engine has ended and can never answer again; "" while it runs."""
 
     def check(self, sampling: Sampling) -> None:
         """Raise InvalidInput for a parameter that this engine does not support, or with another meaning."""
@@ -90,6 +95,10 @@ class ExternalEngine:
     @property
     def active(self) -> int:
         return self._open
+
+    @property
+    def ended(self) -> str:
+        return self.engine.ended
 
     async def prepare(self, call: Generate) -> None:
         self.engine.check(call.sampling)
@@ -221,9 +230,9 @@ async def _drain(stream: AsyncGenerator[Item, None], into: "asyncio.Queue[Item |
         async with aclosing(stream):
             async for item in stream:
                 into.put_nowait(item)
-    except (asyncio.CancelledError, GeneratorExit):
-        raise
     except BaseException as error:
+        if is_interruption(error):
+            raise
         into.put_nowait(error)
     else:
         into.put_nowait(None)

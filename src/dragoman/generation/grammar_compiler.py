@@ -1,6 +1,7 @@
 """Compile grammars outside the engine's thread: first in a helper process with limits, then for use; cache results."""
 
 import json
+import logging
 import os
 import select
 import subprocess
@@ -14,9 +15,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
-from dragoman.core.errors import InvalidInput, Overloaded
+from dragoman.core.errors import DragomanError, InvalidInput, Overloaded
+from dragoman.core.foreign_code import public_error
 from dragoman.core.text import Grammar
 from dragoman.generation.memory import release_memory
+
+log = logging.getLogger("dragoman.generation")
 
 Result = TypeVar("Result")
 
@@ -292,8 +296,9 @@ class GrammarCompiler(Generic[Result]):
             entry = _CacheEntry(None, f"grammar: {error}", len(grammar.text))
         except InvalidInput as error:
             entry = _CacheEntry(None, str(error), len(grammar.text))
-        except BaseException as error:
-            self._fail(grammar, future, error)
+        except BaseException as error:  # also a panic of the library, which is written in Rust
+            log.exception("a grammar could not be compiled")
+            self._fail(grammar, future, public_error(error, "grammar: it cannot be compiled"))
             return
         with self._lock:
             if self._futures.pop(grammar, None) is None:
@@ -320,7 +325,7 @@ class GrammarCompiler(Generic[Result]):
             error = f"grammar: {_MAX_WAITING_SLOW} other slow grammars are waiting to be compiled; try again later"
             self._fail(grammar, future, Overloaded(error))
 
-    def _fail(self, grammar: Grammar, future: "Future[Result]", error: BaseException) -> None:
+    def _fail(self, grammar: Grammar, future: "Future[Result]", error: DragomanError) -> None:
         """Fail without caching: the grammar may be tried again."""
         with self._lock:
             if self._futures.pop(grammar, None) is None:

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from dragoman.core.errors import Overloaded
 from dragoman.core.text import Chat, Prompt
+from dragoman.system.threads import DaemonThreads
 
 A = TypeVar("A")
 DEFAULT_MIB = 1024
@@ -24,7 +24,7 @@ class ImageQueue:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._turn = asyncio.Lock()  # the executor's own queue would keep the images of cancelled calls
-        self._thread = ThreadPoolExecutor(1, "dragoman-images")
+        self._thread = DaemonThreads(1, "dragoman-images")
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[Callable[[int], None]]:

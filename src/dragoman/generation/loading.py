@@ -142,6 +142,10 @@ class LocalEngine:
     def active(self) -> int:
         return self.service.active
 
+    @property
+    def ended(self) -> str:
+        return self.service.ended
+
     async def prepare(self, call: Generate) -> None:
         await self.intake.prepare(call)
 

@@ -55,6 +55,10 @@ class TextEngine(Protocol):
     def details(self) -> Mapping[str, Any]: ...
 
     @property
+    def ended(self) -> str:
+        """Why the engine has ended and can never answer again; "" while it runs."""
+
+    @property
     def active(self) -> int:
         """Number of waiting and running prompts."""
 

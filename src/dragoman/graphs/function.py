@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, NotSupported
+from dragoman.core.errors import (
+    DragomanError,
+    InvalidInput,
+    InvalidOutput,
+    ModelFailed,
+    NotSupported,
+    error_text,
+)
 from dragoman.core.vectors import (
     ABILITIES,
     Ability,
@@ -178,9 +185,10 @@ class _Point:
             if isinstance(error, InvalidInput):
                 self._check_values(plan, step, results, error)
             raise type(error)(f"node '{step.node}': {error.message}") from error
-        except Exception as error:
+        except BaseException as error:
             log.error("node '%s' failed", step.node, exc_info=error)
-            raise ModelFailed(f"node '{step.node}' failed: {type(error).__name__}: {error}"[:1000]) from error
+            text = f"node '{step.node}' failed: {type(error).__name__}: {error_text(error)}"
+            raise ModelFailed(text[:1000]) from error
 
     def _check_values(self, plan: Plan, step: Step, results: Sequence[Any], error: InvalidInput) -> None:
         """Raise InvalidOutput if another node's value that is not finite is the cause of an error."""

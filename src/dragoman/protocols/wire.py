@@ -84,6 +84,7 @@ class HttpResponse(msgspec.Struct, frozen=True):
 class HttpStream(msgspec.Struct, Generic[A], frozen=True):
     """A request for the engine and how its streamed response is formatted.
 
+    The answer of a response may be a DragomanError, after which the stream goes on: `format_late_error` formats it.
     An error before the first chunk has a status of its own: `format_error` formats it, or the protocol's own error
     format if that is None. A later one is sent in the stream, formatted by `format_late_error`. A stream without an
     error ends with `format_last_chunk()`; `end` follows in either case. Before that chunk is sent, the engine gets the
@@ -330,14 +331,17 @@ class GrpcRequest(msgspec.Struct, frozen=True):
 
 
 class GrpcStream(msgspec.Struct, Generic[A], frozen=True):
-    """One message of a stream and how its response messages are formatted; `end` follows the last one.
+    """One message of a stream and how its response messages are formatted; that of `format_end` follows the last one.
 
-    With `ends_with_status` an error ends the stream with a status.
+    The answer of a response may be a DragomanError, after which the stream goes on: `format_error` formats it, or
+    returns None if the client expects a status, which ends the stream. An error that ends the responses is formatted by
+    the method, unless `ends_with_status`.
     """
 
     request: Request[A]
     format_chunk: Callable[[Response[A]], bytes]
-    end: bytes | None = None
+    format_error: Callable[[DragomanError], bytes | None]
+    format_end: Callable[[], bytes | None]
     ends_with_status: bool = False
 
 

@@ -17,7 +17,7 @@ from dragoman.codecs.elements import strings
 from dragoman.core.callers import get_caller
 from dragoman.core.calls import Generate, Infer, Inference, Tokenize
 from dragoman.core.datatypes import BOOL, BYTES, INT32, INT64
-from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, ModelFailed
+from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, ModelFailed, WorkerLost
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
@@ -258,6 +258,11 @@ class TextModel(Model):
                 raise
             except Exception as error:  # the libraries document no class of error
                 raise ModelFailed(folders.explain_error(error, folder)) from error
+
+    def unavailable(self) -> str:
+        if self.text_engine is not None and (reason := self.text_engine.ended):
+            raise WorkerLost(reason)
+        return ""
 
     def check(self, folder: Path) -> None:
         """Raise ModelFailed if a file of the folder or a package is missing."""

@@ -80,7 +80,7 @@ class Start(Generic[T]):
             pending = Pending(coroutine, context.run(coroutine.send, None))
         except StopIteration as end:
             self.result = end.value
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
             # Drop the frame of this call from the traceback: it would keep the coroutine's arguments alive.
             self.error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import logging
 import os
 import queue
 import sys
@@ -15,6 +16,7 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
+log = logging.getLogger("dragoman.worker")
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -123,11 +125,20 @@ def _run_jobs(jobs: "queue.SimpleQueue[_Job | None]", idle: threading.Semaphore)
             try:
                 result = function()
             except BaseException as error:
-                future.set_exception(error)
+                future.set_exception(settable(error))
             else:
                 future.set_result(result)
                 del result
         del job, future, function  # an idle thread must not keep arrays alive
+
+
+def settable(error: BaseException) -> BaseException:
+    """Return an exception that can be set on a future.
+
+    Those of asyncio reject StopIteration, and would never be done; GeneratorExit closes the task that awaits one.
+    """
+    is_control = isinstance(error, StopIteration | GeneratorExit)
+    return RuntimeError(f"{type(error).__name__}: {error}") if is_control else error
 
 
 def _stop_threads(jobs: "queue.SimpleQueue[_Job | None]", count: int) -> None:
@@ -135,88 +146,7 @@ def _stop_threads(jobs: "queue.SimpleQueue[_Job | None]", count: int) -> None:
         jobs.put(None)
 
 
-# --- functions that can be stopped ---------------------------------------------------------------------------
-
-
-class Stopped(BaseException):
-    """Raised in a thread to stop the function that it runs."""
-
-
-class TimeLimitExceededError(Exception):
-    """A function took longer than its limit, and was stopped."""
-
-
-class StoppableCall(Generic[T]):
-    """A function that runs in a thread until `stop`, which raises Stopped in it.
-
-    A function stops at its next instruction of Python; code of another language runs on until it returns.
-    """
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._lock = threading.Lock()
-        self._thread: int | None = None  # while the function runs
-        self._is_stopped = False
-
-    def __call__(self) -> T:
-        """Return the value of the function. Raises its exception, or Stopped."""
-        with self._lock:
-            if self._is_stopped:
-                raise Stopped
-            self._thread = threading.get_ident()
-        try:
-            return self._function()
-        finally:
-            self._finish()
-
-    def _finish(self) -> None:
-        """Wait for an exception that is on its way: it must not be raised in other work of this thread."""
-        is_stopped = False
-        try:
-            with self._lock:
-                self._thread, is_stopped = None, self._is_stopped
-            for _ in range(_STOP_ROUNDS if is_stopped else 0):
-                time.sleep(0.001)
-        except Stopped:
-            pass
-
-    def stop(self) -> None:
-        """Stop the function, or do not start it; from another thread."""
-        with self._lock:
-            if not self._is_stopped and self._thread is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Stopped))
-            self._is_stopped = True
-
-
-# Milliseconds after which an exception has been raised in a thread, if it has not been already.
-_STOP_ROUNDS = 20
-
-
-async def run_stoppable(executor: Executor, function: Callable[[], T], limit_s: float) -> T:
-    """Return the value of a function that runs in a thread of an executor. Raises its exception.
-
-    If this is cancelled, or takes longer than `limit_s`, the function is stopped; in the second case it raises
-    TimeLimitExceededError.
-    """
-    call = StoppableCall(function)
-    job = asyncio.get_running_loop().run_in_executor(executor, call)
-    try:
-        done, _ = await asyncio.wait({job}, timeout=limit_s)
-    except asyncio.CancelledError:
-        call.stop()
-        job.add_done_callback(_ignore)
-        raise
-    if not done:
-        call.stop()
-        job.add_done_callback(_ignore)
-        raise TimeLimitExceededError
-    return job.result()
-
-
-def _ignore(job: "asyncio.Future[Any]") -> None:
-    """Take the exception of a job of which nobody waits for the result, so that it is not logged."""
-    if not job.cancelled():
-        job.exception()
+                result = call()
 
 
 # --- one function in a thread of its own -----------------------------------------------------------------
@@ -246,10 +176,8 @@ async def run_in_thread(
         with suppress(RuntimeError):  # the event loop is closed
             try:
                 result = call()
-            except StopIteration as error:  # a future cannot carry it
-                loop.call_soon_threadsafe(future.set_exception, RuntimeError(f"StopIteration: {error}"))
             except BaseException as error:
-                loop.call_soon_threadsafe(future.set_exception, error)
+                loop.call_soon_threadsafe(future.set_exception, settable(error))
             else:
                 loop.call_soon_threadsafe(future.set_result, result)
 
@@ -296,10 +224,14 @@ def limit_library_threads(replicas: int, *, of_thread: bool = False) -> None:
     OpenMP counts by thread, so each thread that computes limits itself (`of_thread`); OpenBLAS has one limit for all.
     """
     if replicas > 1:
-        with suppress(ImportError):  # scikit-learn installs it
-            from threadpoolctl import threadpool_limits
+        try:
+            from threadpoolctl import threadpool_limits  # scikit-learn installs it
 
             threadpool_limits(limits=threads_per_replica(replicas), user_api="openmp" if of_thread else None)
+        except ImportError:
+            pass
+        except Exception:  # it asks each library for its version, which some do not tell
+            log.warning("the threads of linear algebra libraries cannot be limited", exc_info=True)
 
 
 A = TypeVar("A")

@@ -25,6 +25,7 @@ from dragoman.access.grants import Grant
 from dragoman.core.callers import ANYONE
 from dragoman.core.calls import ModelCall, Response
 from dragoman.core.errors import DragomanError, NotReady
+from dragoman.core.foreign_code import is_interruption
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
     BackgroundCall,
@@ -257,7 +258,7 @@ class Application:
             if format_error is not None:
                 return format_error(error)
             return match.protocol.format_error(error, request.request_id)
-        except Exception as error:
+        except BaseException as error:
             found = error if isinstance(error, HttpError) else _internal_error(request.context)
             return match.protocol.format_error(found, request.request_id)
         if type(progress) is HttpResponse:
@@ -323,7 +324,9 @@ class Application:
         except asyncio.CancelledError:
             if not writer.is_disconnected:
                 await self._send_error(match.protocol, writer, NotReady("the server is shutting down"), context)
-        except Exception:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             await self._send_error(match.protocol, writer, _internal_error(context), context)
 
     async def _answer(
@@ -357,7 +360,9 @@ class Application:
             result = await responding
         except (DragomanError, HttpError) as error:
             await self._send_error(match.protocol, writer, error, context)
-        except Exception:
+        except BaseException as error:  # of content types and other plug-ins, too
+            if is_interruption(error):
+                raise
             await self._send_error(match.protocol, writer, _internal_error(context), context)
         else:
             if result is not None:
@@ -461,7 +466,9 @@ class Application:
                 result = await self._respond(resolved, stored, request.context)
             except (DragomanError, HttpError) as error:
                 result = background.format_error(error)
-            except Exception:
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
                 result = background.format_error(_internal_error(request.context))
             if result is not None and not stored.started:
                 await stored.send(result.response if isinstance(result, CompressibleResponse) else result)
@@ -490,9 +497,18 @@ class Application:
         async with aclosing(self._engine.stream(stream.request)) as responses:
             # An error before the first chunk still gets a status of its own.
             first = await anext(responses, None)
-            if first is not None and (whole := stream.format_whole(first)) is not None:
+            is_error = first is not None and isinstance(first.answer, DragomanError)
+            if first is not None and not is_error and (whole := stream.format_whole(first)) is not None:
                 return whole
-            format_chunk = stream.format_chunk
+
+            def format_chunk(response: Response[Any]) -> bytes:
+                answer = response.answer
+                return (
+                    stream.format_late_error(answer)
+                    if isinstance(answer, DragomanError)
+                    else stream.format_chunk(response)
+                )
+
             chunk = await self.executor.format(format_chunk, first) if first is not None else b""
             await writer.start(200, stream.headers)
             await writer.write(chunk)
@@ -510,7 +526,9 @@ class Application:
                         chunk = await self.executor.format(format_chunk, response)
                 except DragomanError as error:
                     chunk, is_last = stream.format_late_error(error), True
-                except Exception:
+                except BaseException as error:
+                    if is_interruption(error):
+                        raise
                     internal = DragomanError(_internal_error(context).message)
                     chunk, is_last = stream.format_late_error(internal), True
                 await writer.write(chunk)

@@ -5,7 +5,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from math import prod
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import HttpRequest
 from dragoman.system.request_context import variables_of
+from dragoman.system.threads import DaemonThreads, settable
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.counters import TransportCounters
 from dragoman.transports.loop_delay import LoopDelay
@@ -45,7 +45,7 @@ class MessageExecutor:
         self.observation: Any = None  # of requests
         self.loop_delay = LoopDelay(max_loop_delay_s, self.counters.rejected)
         self.budget = LoopBudget(loop_delay=self.loop_delay)
-        self._threads = ThreadPoolExecutor(_THREADS, "dragoman-messages")
+        self._threads = DaemonThreads(_THREADS, "dragoman-messages")
 
     def metrics(self) -> Iterable[Family]:
         """Return the metrics of the transports."""
@@ -157,8 +157,8 @@ class LoopBudget:
             if not result.cancelled():
                 try:
                     result.set_result(context.run(function, argument))
-                except Exception as error:
-                    result.set_exception(error)
+                except BaseException as error:
+                    result.set_exception(settable(error))
 
         self._queue.append(work)
         return await result
@@ -189,7 +189,7 @@ class LoopBudget:
     def _run(self, work: Callable[[], object]) -> None:
         try:
             self._measure(work)
-        except Exception:
+        except BaseException:
             log.exception("a request failed")
 
     def _measure(self, work: Callable[[], B]) -> B:

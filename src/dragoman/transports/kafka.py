@@ -18,6 +18,7 @@ import msgspec
 
 from dragoman.core.calls import DescribeModels, Request
 from dragoman.core.errors import InvalidInput
+from dragoman.core.foreign_code import is_interruption
 from dragoman.core.options import KafkaOptions
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import JSON_TYPE, Buffer, Headers, HttpRequest, HttpResponse
@@ -122,7 +123,7 @@ class KafkaInput:
             except self._library.KafkaException as error:
                 log.error("Kafka: %s", error)
                 self._ends.wait(_POLL_S)
-            except Exception:  # the thread must not end before the server
+            except BaseException:  # the thread must not end before the server
                 log.exception("unexpected error while reading topic '%s'", self._options.kafka_topic_input)
                 self._ends.wait(_POLL_S)
         self._producer.flush(_FLUSH_S)
@@ -216,7 +217,9 @@ class KafkaInput:
             return  # and not committed
         except (self._library.KafkaException, BufferError) as error:
             log.error("the response to the message at %s cannot be sent: %s", place, error)
-        except Exception:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             log.exception("unexpected error, message at %s", place)
         self._finished.append(message)
 

@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from opentelemetry.util.re import parse_env_headers
 
 from dragoman._version import __version__
+from dragoman.core.errors import public_text
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.options import collector_headers
 from dragoman.system.call_times import CallTimes
@@ -113,8 +114,8 @@ class Tracer:
             spans = [span for each in records for span in self._spans(each, clock_s)]
             is_exported = self._exporter.export(spans) is SpanExportResult.SUCCESS
             reason = self._filter.reason
-        except Exception as error:  # spans must never end this thread
-            is_exported, reason = False, repr(error)
+        except BaseException as error:  # spans must never end this thread
+            is_exported, reason = False, public_text(error)
         if is_exported:
             self._exported += len(records)
             return

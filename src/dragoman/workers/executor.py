@@ -38,9 +38,11 @@ from dragoman.core.errors import (
     NotReady,
     NotSupported,
     WorkerLost,
+    error_text,
     public_message,
     public_text,
 )
+from dragoman.core.foreign_code import is_interruption
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.scoring import Score
@@ -144,7 +146,8 @@ class Executor:
         except DragomanError as error:
             raise load_error(spec.name, error.message, error) from error
         except BaseException as error:
-            _reraise_cancellation(error)
+            if is_interruption(error):
+                raise
             log.exception("model '%s' could not be loaded", spec.name)
             raise load_error(spec.name, _describe_error(error), error) from error
 
@@ -153,9 +156,10 @@ class Executor:
         try:
             return tuple(self.model.measurements())
         except BaseException as error:
-            if repr(error) != self._measurements_error:  # logged once: it may be called every second
+            text = public_text(error)
+            if text != self._measurements_error:  # logged once: it may be called every second
                 log.exception("model '%s': measurements() raised", self.name)
-                self._measurements_error = repr(error)
+                self._measurements_error = text
             return ()
 
     def unavailable(self) -> str:
@@ -175,7 +179,8 @@ class Executor:
             if inspect.isawaitable(result):
                 await result
         except BaseException as error:
-            _reraise_cancellation(error)
+            if is_interruption(error):
+                raise
             log.exception("model '%s': close() raised", self.name)
 
     # --- for functions and generators, in any thread -----------------------------------------------------
@@ -204,7 +209,8 @@ class Executor:
             return self._single(list(islice(chunks, 2)))
 
     def stream(self, request: Request[Any]) -> Generator[Any, None, None]:
-        """Yield the chunks of the response. Closing it closes the model's generator."""
+        """Yield the chunks of the response; a DragomanError is that of one chunk. Closing it closes the model's
+        generator."""
         if self._kind(request) == "value":
             yield self.call(request)
             return
@@ -212,10 +218,10 @@ class Executor:
         try:
             with closing(self._method(request)(self._argument(request))) as results:
                 for result in results:
-                    yield self._response(result, request)
-        except GeneratorExit:
-            raise
+                    yield self._chunk(result, request)
         except BaseException as error:
+            if is_interruption(error):
+                raise
             raise self._public_error(error, request) from _cause(error)
         finally:
             request.times.finish()
@@ -233,7 +239,8 @@ class Executor:
             try:
                 return self._response(await self._method(request)(self._argument(request)), request)
             except BaseException as error:
-                _reraise_cancellation(error)
+                if is_interruption(error):
+                    raise
                 raise self._public_error(error, request) from _cause(error)
             finally:
                 request.times.finish()
@@ -257,9 +264,10 @@ class Executor:
             try:
                 async with aclosing((stream_method or self._method(request))(self._argument(request))) as results:
                     async for result in results:
-                        yield self._response(result, request)
+                        yield self._chunk(result, request)
             except BaseException as error:
-                _reraise_cancellation(error)
+                if is_interruption(error):
+                    raise
                 raise self._public_error(error, request) from _cause(error)
             finally:
                 request.times.finish()
@@ -302,10 +310,20 @@ class Executor:
             signature = self._unsized
         return _METHODS[type(request.call)][1](result, request.call, signature)
 
+    def _chunk(self, result: Any, request: Request[Any]) -> Any:
+        """Return a chunk of a stream: a response, or the error of one, after which the stream goes on."""
+        return (
+            self._public_error(result, request)
+            if isinstance(result, DragomanError)
+            else self._response(result, request)
+        )
+
     def _single(self, chunks: list[Any]) -> Any:
         if len(chunks) != 1:
             count = "no response" if not chunks else "several responses"
             raise NotSupported(f"model '{self.name}' gives {count} to this call; request a stream")
+        if isinstance(chunks[0], DragomanError):
+            raise chunks[0]
         return chunks[0]
 
     def _public_error(self, error: BaseException, request: Request[Any]) -> DragomanError:
@@ -424,17 +442,7 @@ def _stream_method(model: Model) -> Callable[[Any], Any] | None:
     return getattr(model, "infer_stream", None)
 
 
-def _reraise_cancellation(error: BaseException) -> None:
-    """Re-raise a cancellation of this task, or the request that its coroutine ends; a CancelledError that the model
-    raised itself is an ordinary error."""
-    if isinstance(error, GeneratorExit):
-        raise error
-    task = asyncio.current_task()
-    if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
-        raise error
-
-
 def _describe_error(error: BaseException) -> str:
     """Return the type and the message of an error, shortened."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error_text(error)}"
     return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " ..."

@@ -78,9 +78,9 @@ def _fields(value: object, arrays: list[Any]) -> tuple[Any, ...] | None:
             _check(call.outputs)
             rows = _rows(call.inputs, arrays)
             return rows, _parameters(call.parameters), tuple(call.outputs), tuple(request)
-        case Inference() if not value.metadata:
+        case Inference() if not (value.metadata or value.is_last):
             return _rows(value.outputs, arrays), _parameters(value.parameters)
-        case Response(Inference() as answer, model, version) if not answer.metadata:
+        case Response(Inference() as answer, model, version) if not (answer.metadata or answer.is_last):
             _check((model, version))
             return _rows(answer.outputs, arrays), _parameters(answer.parameters), (model, version)
     return None

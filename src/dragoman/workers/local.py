@@ -11,7 +11,8 @@ from contextlib import aclosing, closing, suppress
 from typing import Any
 
 from dragoman.core.calls import Request
-from dragoman.core.errors import DragomanError, ModelFailed, NotReady, public_text
+from dragoman.core.errors import NotReady, WorkerLost, public_text
+from dragoman.core.foreign_code import public_error
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.spec import ModelSpec
@@ -198,7 +199,8 @@ log = logging.getLogger("dragoman.worker")
 class ThreadPool(JobRunner):
     """Each replica of the model has a thread of its own; all take calls from one queue.
 
-    An `async` model runs on the event loop instead.
+    An `async` model runs on the event loop instead. A thread goes on whatever the model raises. If one ends
+    nevertheless, the other replicas answer; without any, calls fail and the model is not ready.
     """
 
     waiting = ""
@@ -215,6 +217,8 @@ class ThreadPool(JobRunner):
         self._inline: InlinePool | None = None
         self._availability = Availability(on_change)
         self._pending: set[Job] = set()
+        self._running = 0  # threads
+        self._ended = ""  # why no thread runs
 
     @property
     def ready(self) -> bool:
@@ -222,7 +226,7 @@ class ThreadPool(JobRunner):
 
     @property
     def unavailable(self) -> str:
-        return self._inline.unavailable if self._inline is not None else self._availability.reason
+        return self._inline.unavailable if self._inline is not None else self._ended or self._availability.reason
 
     @property
     def capacity(self) -> int:
@@ -249,6 +253,7 @@ class ThreadPool(JobRunner):
         for number, executor in enumerate(executors):
             name = f"{self._spec.name}-{number}"
             thread = threading.Thread(target=self._work, args=(executor,), name=name, daemon=True)
+            self._running += 1
             thread.start()
             self._replicas.append((executor, thread))
         self._availability.watch(executors)
@@ -272,6 +277,8 @@ class ThreadPool(JobRunner):
     def submit(self, job: Job) -> None:
         if not self._replicas:
             raise unloading(self._spec)
+        if self._ended:
+            raise WorkerLost(self._ended)
         if job.kind == FrameKind.STREAM:
             job.credits = threading.Semaphore(WINDOW)
         self._pending.add(job)
@@ -308,10 +315,19 @@ class ThreadPool(JobRunner):
     # --- in the model's thread ---------------------------------------------------------------------------
 
     def _work(self, executor: Executor) -> None:
-        limit_library_threads(self._spec.replicas, of_thread=True)
-        while (job := self._queue.get()) is not None:
-            self._compute(executor, job)
-            del job  # an idle thread must not keep tensors alive
+        job: Job | None = None
+        try:
+            limit_library_threads(self._spec.replicas, of_thread=True)
+            while (job := self._queue.get()) is not None:
+                self._compute(executor, job)
+                job = None  # an idle thread must not keep tensors alive
+        except BaseException as error:  # not of the model
+            log.exception("model '%s': the thread of a replica has ended", self._spec.name)
+            ended = WorkerLost(f"model '{self._spec.name}': the thread that runs it has ended: {public_text(error)}")
+            if job is not None:
+                self._post(job, None, ended, True)
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._handle_end, ended)
 
     def _compute(self, executor: Executor, job: Job) -> None:
         request = job.request
@@ -324,10 +340,8 @@ class ThreadPool(JobRunner):
                 self._post(job, copy_outputs(executor.call(request), request.call), None, True)
             else:
                 self._compute_stream(executor, job, request, job.credits)
-        except DragomanError as error:
-            self._post(job, None, error, True)
         except BaseException as error:
-            self._post(job, None, ModelFailed(public_text(error)), True)
+            self._post(job, None, public_error(error, f"model '{executor.name}' failed"), True)
         finally:
             del job  # as in `JobRunner.call`
 
@@ -339,6 +353,16 @@ class ThreadPool(JobRunner):
                 if job.is_cancelled:
                     break
         self._post(job, None, None, True)
+
+    def _handle_end(self, error: WorkerLost) -> None:
+        """Fail the calls if no thread is left that could answer them; runs on the event loop."""
+        self._running -= 1
+        if not self._running:
+            self._ended = error.message
+            for job in list(self._pending):
+                job.deliver(None, error, True)
+            self._pending.clear()
+            self._on_change()
 
     def _post(self, job: Job, value: Any, error: BaseException | None, last: bool) -> None:
         # One wake-up of the event loop delivers all results that are queued until it runs.

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, OutOfMemory, WorkerLost
+from dragoman.core.foreign_code import is_interruption, public_error
 from dragoman.core.metrics import Family, with_labels
 from dragoman.core.spec import FileContent, ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus
@@ -18,7 +19,7 @@ from dragoman.workers.channel import Channel
 from dragoman.workers.file_contents import file_contents, send_files
 from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 from dragoman.workers.jobs import Job, JobSender
-from dragoman.workers.launcher import Launcher
+from dragoman.workers.launcher import Launcher, WorkerProcess
 from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement, load_error, load_limit_s, load_timeout_message
 from dragoman.workers.shared_blocks import close_files
 from dragoman.workers.supervisor import Heartbeat
@@ -83,7 +84,7 @@ class Replica(JobSender):
         self._contents: tuple[FileContent, ...] = ()
         self._sending: asyncio.Task[None] | None = None
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
-        process = self._process = await self._launcher.launch()
+        process = self._process = await self._launch()
         self.exited = process.exited
         self._has_own_clock = process.has_own_clock
         self.channel = Channel(process.socket, self._handle_frame, process.closed.set, memory=process.memory)
@@ -108,6 +109,16 @@ class Replica(JobSender):
         self._since_s = time.monotonic()
         self.start_s = self._since_s - begin_s
         return loaded
+
+    async def _launch(self) -> WorkerProcess:
+        try:
+            return await self._launcher.launch()
+        except BaseException as error:  # a launcher may be a plug-in
+            if is_interruption(error):
+                raise
+            if not isinstance(error, DragomanError):
+                log.exception("model '%s': the launcher failed", self._spec.name)
+            raise public_error(error, f"failed to load '{self._spec.name}', the launcher failed") from error
 
     @property
     def description(self) -> str:

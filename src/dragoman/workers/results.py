@@ -47,10 +47,9 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     encodes_outputs = not signature.unchecked  # otherwise the model itself has encoded them
     if signature.unchecked:
         signature = OPEN
-    parameters: Parameters = NONE
-    metadata: Mapping[str, str] = {}
+    rest: tuple[Parameters, Mapping[str, str], bool] = (NONE, {}, False)
     if isinstance(result, Inference):
-        parameters, metadata = result.parameters, result.metadata
+        rest = (result.parameters, result.metadata, result.is_last)
     outputs = _named_outputs(result, signature)
     requested = call.outputs or _default_outputs(outputs, signature)
     all_requested = signature.open_outputs and not call.outputs
@@ -58,7 +57,7 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     for name in requested:
         if name not in tensors and not _may_be_missing(name, signature):
             raise _missing_output(name, outputs, signature)
-    response = Inference(tensors, parameters, metadata)
+    response = Inference(tensors, *rest)
     if call.content_types and encodes_outputs:
         from dragoman.codecs.decode import encode_outputs_as  # few calls need codecs
 

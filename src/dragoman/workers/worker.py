@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from dragoman.core import errors
 from dragoman.core.calls import Request
-from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost, public_text
+from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost, error_text, public_text
+from dragoman.core.foreign_code import is_interruption, public_error
 from dragoman.core.spec import ModelSpec
 from dragoman.system.call_times import CallTimes, Stamps
 from dragoman.system.coroutines import Pending
@@ -93,7 +94,9 @@ async def serve_model(
     except WrongPlacement as wrong:
         send(_encode_message(FrameKind.WRONG_PLACEMENT, wrong.placement))
         return
-    except Exception as error:
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         public = _public_error(error, "failed to load")
         if has_own_clock:  # its log is not the server's
             log.error("%s", public.message)
@@ -120,8 +123,8 @@ async def _send_measurements(worker: "Worker", executor: Executor) -> None:
                 raise ValueError(f"expected at most {_MAX_SAMPLES} samples, got {count}")
             if measurements != sent:
                 worker.send(FrameKind.METRICS, measurements)
-        except Exception as error:
-            log.error("model '%s': its metrics are no longer exported: %s", executor.name, error)
+        except BaseException as error:  # methods of the model's own classes
+            log.error("model '%s': its metrics are no longer exported: %s", executor.name, error_text(error))
             worker.send(FrameKind.METRICS, Measurements(()))
             return
         sent = measurements
@@ -163,7 +166,7 @@ def _encode_message(kind: FrameKind, value: object) -> list[Buffer]:
 def _encode_loaded(executor: Executor) -> list[Buffer]:
     try:
         return _encode_message(FrameKind.LOADED, executor.loaded)
-    except Exception as error:
+    except BaseException as error:  # pickle calls methods of the model's own classes
         reason = f"its description cannot be sent from the worker process: {public_text(error)}"
         raise ModelFailed(f"failed to load '{executor.name}', {reason}") from error
 
@@ -344,7 +347,7 @@ class Worker:
                 self._start_task(job, response)
                 return
             last = self._encode(FrameKind.RESPONSE, job, response)
-        except Exception as error:
+        except BaseException as error:
             last = self._encode_error(job, error)
         self._finish(job, last)
 
@@ -391,6 +394,8 @@ class Worker:
     async def _stream(self, job: _ReceivedJob, request: Request[Any]) -> None:
         async with aclosing(self._executor.stream_async(request)) as chunks:
             async for chunk in chunks:
+                if isinstance(chunk, DragomanError):
+                    chunk = _public_error(chunk, "")
                 if self._concurrent:  # other calls may write to it while it waits to be sent
                     chunk = copy_outputs(chunk, request.call)
                 self._channel.send(self._encode(FrameKind.CHUNK, job, chunk))
@@ -410,7 +415,7 @@ class Worker:
         _exit_if_forked(self._pid)  # before it writes to the memory that the worker shares with the server
         try:
             return self._channel.encode(kind, job.number, value, job.stamps)
-        except Exception as error:
+        except BaseException as error:  # pickle calls methods of the model's own classes
             reason = f"its response cannot be sent from the worker process: {public_text(error)}"
             raise ModelFailed(f"model '{self._executor.name}' failed: {reason}") from error
 
@@ -423,9 +428,8 @@ class Worker:
 
 def _public_error(error: BaseException, failure: str) -> DragomanError:
     """Return the error as one of ours: the server may not be able to import the model's own classes."""
-    if isinstance(error, DragomanError):
-        known = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
-        copy: DragomanError = known(error.message)
-        copy.retry_after_s = error.retry_after_s
-        return copy
-    return ModelFailed(f"{failure}: {public_text(error)}")
+    public = public_error(error, failure)
+    known = next(c for c in type(public).__mro__ if c.__module__ == errors.__name__)
+    copy: DragomanError = known(public.message)
+    copy.retry_after_s = public.retry_after_s
+    return copy

@@ -300,17 +300,17 @@ def _decoder(fields: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 def _inference_row(inference: Inference, arrays: list[Any]) -> tuple[Any, ...]:
     rows = [_row(name, tensor, arrays) for name, tensor in inference.outputs.items()]
-    return rows, inference.parameters or None, inference.metadata
+    return rows, inference.parameters or None, inference.metadata, inference.is_last
 
 
 def _inference(fields: tuple[Any, ...], arrays: Iterator[memoryview]) -> Inference:
-    rows, parameters, metadata = fields
-    return Inference({row[0]: _tensor(row, arrays) for row in rows}, parameters or NONE, metadata)
+    rows, parameters, *rest = fields
+    return Inference({row[0]: _tensor(row, arrays) for row in rows}, parameters or NONE, *rest)
 
 
 _TYPES: Mapping[type, _Form] = {
     Inference: _Form(
-        _decoder(tuple[list[_Row], dict[str, Any] | None, dict[str, str]]),
+        _decoder(tuple[list[_Row], dict[str, Any] | None, dict[str, str], bool]),
         _inference_row,
         _inference,
     ),

@@ -18,6 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from dragoman.core.errors import InvalidInput
+from dragoman.core.foreign_code import is_interruption
 from dragoman.system.sockets import listening_socket
 from dragoman.workers.handshake import (
     Conversation,
@@ -87,11 +88,23 @@ class JoinedWorker:
             await self._wait_until_lost()
         finally:
             self._link.shutdown()  # the channel closes it
-            if self.end_starter is not None:
-                self.exit_reason += f"; {await self.end_starter(grace_s())}"
-            cleanup()
-            self.closed.set()
-            self.exited.set()
+            try:
+                await self._end_starter(grace_s())
+            finally:
+                cleanup()
+                self.closed.set()
+                self.exited.set()
+
+    async def _end_starter(self, grace_s: float) -> None:
+        """End the job or command that has started it, by code of a launcher."""
+        if self.end_starter is None:
+            return
+        try:
+            self.exit_reason += f"; {await self.end_starter(grace_s)}"
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            log.exception("the job of a worker could not be ended: worker=%s", self.description)
 
     async def _wait_until_lost(self) -> None:
         """Return if the connection is closed, or too many heartbeats are missed: counted, in case this process was

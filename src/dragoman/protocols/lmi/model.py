@@ -8,7 +8,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.calls import ModelDescription
-from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.errors import InvalidInput, ModelFailed, error_text
 from dragoman.core.spec import ModelSpec
 
 FORMATS = ("json", "jsonlines", "sse")
@@ -145,8 +145,8 @@ def _function(name: str, folder: Path | None, model: str, setting: str) -> Calla
         raise ModelFailed(f"model '{model}': {setting} '{name}': file '{file}' not found in '{folder.name}'")
     try:
         function: Any = plugins.resolve(f"{path}:{attribute}")
-    except Exception as error:  # importing user code can raise anything
-        message = error.message if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error}"
+    except BaseException as error:  # importing user code can raise anything
+        message = error.message if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error_text(error)}"
         raise ModelFailed(f"model '{model}': {setting} '{name}' cannot be imported: {message}") from error
     _check_function(function, f"model '{model}': {setting} '{name}'")
     return _guard(function, f"model '{model}': its {setting} failed")
@@ -175,8 +175,8 @@ def _guard(function: Callable[[Any], Any], failed: str) -> Callable[[Any], Any]:
             return function(value)
         except InvalidInput:
             raise
-        except Exception as error:
-            raise ModelFailed(f"{failed}: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise ModelFailed(f"{failed}: {type(error).__name__}: {error_text(error)}") from error
 
     call.__dict__["content_type"] = getattr(function, "content_type", "")
     return call

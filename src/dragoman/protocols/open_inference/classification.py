@@ -6,6 +6,7 @@ from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import structs
 
 from dragoman.core import error_texts
 from dragoman.core.calls import ConcurrentCalls, Describe, Inference, ModelDescription, Request, Response
@@ -55,8 +56,7 @@ def classify(model: ModelDescription, counts: Mapping[str, int], response: Respo
     inference = response.answer
     top = partial(_replace_by_top_classes, model)
     outputs = {name: top(name, t, counts[name]) if counts.get(name) else t for name, t in inference.outputs.items()}
-    answer = Inference(outputs, inference.parameters, inference.metadata)
-    return Response(answer, response.model, response.version)
+    return Response(structs.replace(inference, outputs=outputs), response.model, response.version)
 
 
 def _replace_by_top_classes(model: ModelDescription, name: str, tensor: Tensor, count: int) -> Tensor:

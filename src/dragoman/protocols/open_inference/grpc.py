@@ -242,15 +242,23 @@ def _stream_infer(policy: Policy, request: GrpcRequest) -> PreliminaryCall[Model
         model = described.answer
         is_bare = shape == BARE or (not shape and model.signature.unchecked)
         wrap = bytes if is_bare else _wrap_in_stream_response
-        mark = b"" if is_bare and options.final is None else _FINAL_MARKS[not model.streams]
-        end = wrap(_final_response(options)) if options.final and model.streams else None
+        is_marked = not is_bare or options.final is not None
+        ended = not model.streams  # whether a response has been the last one
 
         def format_chunk(response: Response[Inference]) -> bytes:
+            nonlocal ended
             if options.classes:
                 response = classify(model, options.classes, response)
-            return wrap(format_infer_response(response, options) + mark)
+            ended = ended or response.answer.is_last
+            return wrap(format_infer_response(response, options) + (_FINAL_MARKS[ended] if is_marked else b""))
 
-        return GrpcStream(infer, format_chunk, end, ends_with_status=is_bare)
+        def format_error(error: DragomanError) -> bytes | None:
+            return None if is_bare or _wants_status(request) else _error_message(infer.id, error, is_final=False)
+
+        def format_end() -> bytes | None:
+            return wrap(_final_response(options)) if options.final and not ended else None
+
+        return GrpcStream(infer, format_chunk, format_error, format_end, ends_with_status=is_bare)
 
     return PreliminaryCall(Request(Describe(), infer.model, infer.version, infer.id), stream)
 
@@ -296,9 +304,16 @@ def _format_stream_error(policy: Policy, request: GrpcRequest, error: DragomanEr
     if shape == BARE or is_of_mlserver or _wants_status(request):
         return None
     try:
-        response = m.ModelInferResponse(id=m.parse_message(m.ModelInferRequest, request.body).id)
+        id_ = m.parse_message(m.ModelInferRequest, request.body).id
     except InvalidInput:
-        response = m.ModelInferResponse()
+        id_ = ""
+    return _error_message(id_, error, is_final=True)
+
+
+def _error_message(id_: str, error: DragomanError, *, is_final: bool) -> bytes:
+    """Return the message of an error, which is the last response of its request or one of several."""
+    response = m.ModelInferResponse(id=id_)
+    response.parameters[FINAL].bool_param = is_final
     # Clients take an empty error_message for a success.
     message = error.message or type(error).__name__
     return bytes(m.ModelStreamInferResponse(error_message=message, infer_response=response).SerializeToString())

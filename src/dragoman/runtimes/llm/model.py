@@ -1,6 +1,5 @@
 """Text generation with our own engine, for any Hugging Face decoder."""
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, Unloa
 from dragoman.generation import folder as folders
 from dragoman.runtimes.llm import RUNTIME
 from dragoman.runtimes.text_model import TextModel
+from dragoman.system.threads import call_in_thread
 
 GGUF = Runtime(load=RUNTIME.load, extra="gguf")
 VISION = Runtime(load=RUNTIME.load, extra="images")
@@ -51,7 +51,7 @@ class LanguageModel(TextModel):
     async def load_adapter(self, call: LoadAdapter) -> None:
         self._check_local()
         load = self.text_engine.adapters.load
-        await asyncio.to_thread(load, call.name, call.path, replaces=call.replaces, is_pinned=call.pinned)
+        await call_in_thread(load, call.name, call.path, replaces=call.replaces, is_pinned=call.pinned)
 
     async def unload_adapter(self, call: UnloadAdapter) -> None:
         self._check_local()

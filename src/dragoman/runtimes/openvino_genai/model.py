@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost, error_text
 from dragoman.core.text import TEMPLATE_TEXT, Sampling
 from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
 from dragoman.generation.generation_config import end_tokens
@@ -88,6 +88,7 @@ def generation_config(request: ExternalRequest) -> dict[str, Any]:
 
 
 log = logging.getLogger("dragoman.generation")
+_FAILED = "OpenVINO has failed; the model must be reloaded"
 
 
 class OpenVinoTokens:
@@ -98,7 +99,7 @@ class OpenVinoTokens:
         self.commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.sequences: dict[_Sequence, Any] = {}
         self._numbers = itertools.count()
-        self._closed = ""
+        self.ended = ""
         self._thread = start_thread(make, self._work, name)
 
     def check(self, sampling: Sampling) -> None:
@@ -109,13 +110,13 @@ class OpenVinoTokens:
             )
 
     async def tokens(self, request: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
-        if self._closed:
-            raise WorkerLost(self._closed)
+        if self.ended:
+            raise WorkerLost(self.ended)
         sequence = _Sequence(request)
         self.commands.put(lambda: self._begin(sequence))
         try:
-            if self._closed:  # in the meantime: the thread may have stopped
-                raise WorkerLost(self._closed)
+            if self.ended:  # in the meantime: the thread may have stopped
+                raise WorkerLost(self.ended)
             has_ended = False
             while not has_ended:
                 await sequence.updated.wait()
@@ -129,7 +130,7 @@ class OpenVinoTokens:
             self.commands.put(lambda: self._end(sequence))
 
     async def close(self) -> None:
-        self._closed = "the text engine is stopped"
+        self.ended = self.ended or "the text engine is stopped"
         self.commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -137,13 +138,20 @@ class OpenVinoTokens:
 
     def _work(self, pipeline: Any) -> None:
         self.pipeline = pipeline
-        while self._run_commands():
-            try:
-                self.pipeline.step()
-                self._distribute()
-            except Exception as error:
-                self._recover(error)
-        self._fail_all(WorkerLost("the text engine is stopped"))
+        try:
+            while self._run_commands():
+                try:
+                    self.pipeline.step()
+                    self._distribute()
+                except BaseException as error:
+                    self._recover(error)
+        except BaseException:
+            log.exception("the thread of OpenVINO has ended; the model must be reloaded")
+            self.ended = _FAILED
+        while not self.commands.empty():  # calls that began meanwhile end, too
+            if (command := self.commands.get()) is not None:
+                self._execute(command)
+        self._fail_all(WorkerLost(self.ended))
         del self.pipeline
 
     def _run_commands(self) -> bool:
@@ -152,10 +160,19 @@ class OpenVinoTokens:
             command = self.commands.get()
             if command is None:
                 return False
-            command()
+            self._execute(command)
         return True
 
+    def _execute(self, command: Callable[[], object]) -> None:
+        try:
+            command()
+        except BaseException:  # the thread must survive any error
+            log.exception("a command of OpenVINO failed")
+
     def _begin(self, sequence: "_Sequence") -> None:
+        if self.ended:
+            sequence.end(WorkerLost(self.ended))
+            return
         from openvino import Tensor
         from openvino_genai import GenerationConfig
 
@@ -165,7 +182,7 @@ class OpenVinoTokens:
                 setattr(config, name, value)
             tokens = Tensor(np.array([sequence.request.prompt.tokens], np.int64))
             self.sequences[sequence] = self.pipeline.add_request(next(self._numbers), tokens, config)
-        except Exception as error:
+        except BaseException as error:
             sequence.end(InvalidInput(f"OpenVINO rejects the request: {_error_line(error)}"))
 
     def _end(self, sequence: "_Sequence") -> None:
@@ -190,23 +207,23 @@ class OpenVinoTokens:
         for loop, sequences in updated.items():
             notify(loop, sequences)
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self, error: BaseException) -> None:
         """Fail all sequences after a failed step: the one at fault is unknown."""
         log.exception("OpenVINO failed in a step; its sequences end")
         self._fail_all(ModelFailed(f"generation failed: {_error_line(error)}"))
         try:
             while self.pipeline.has_non_finished_requests():
                 self.pipeline.step()
-        except Exception:
+        except BaseException:
             log.exception("OpenVINO does not recover; the model must be reloaded")
-            self._closed = "OpenVINO has failed; the model must be reloaded"
+            self.ended = _FAILED
             self.commands.put(None)
 
     def _fail_all(self, error: DragomanError) -> None:
         opened, self.sequences = self.sequences, {}
         for sequence, handle in opened.items():
-            handle.cancel()
             sequence.end(error)
+            self._execute(handle.cancel)
 
 
 class _Sequence:
@@ -232,9 +249,9 @@ class _Sequence:
         notify(self.loop, [self])
 
 
-def _error_line(error: Exception) -> str:
+def _error_line(error: BaseException) -> str:
     """Return the message of an error without locations in the sources of OpenVINO."""
-    lines = [line for line in str(error).splitlines() if line and "failed at /" not in line]
+    lines = [line for line in error_text(error).splitlines() if line and "failed at /" not in line]
     return lines[-1] if lines else type(error).__name__
 
 

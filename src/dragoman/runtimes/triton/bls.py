@@ -99,17 +99,19 @@ class ServerAccess:
 
 
 class _Responses(pb_utils.ResponseIterator):
-    """The responses of a call. Those of a decoupled model end with an empty one."""
+    """The responses of a call. Those of a decoupled model end with an empty one, unless it has marked the last one."""
 
-    def __init__(self, stream: ResponseStream[Inference], *, has_empty_end: bool) -> None:
+    def __init__(self, stream: ResponseStream[Any], *, has_empty_end: bool) -> None:
         self._stream = stream
         self._is_cancelled = False
         super().__init__(self._iterate(has_empty_end))
 
     def _iterate(self, has_empty_end: bool) -> Iterator[pb_utils.InferenceResponse]:
         try:
-            for inference in self._stream:
-                yield _response(inference)
+            for answer in self._stream:
+                is_error = isinstance(answer, DragomanError)
+                yield _error_response(answer) if is_error else _response(answer)
+                has_empty_end = has_empty_end and (is_error or not answer.is_last)
         except DragomanError as error:
             yield self._cancelled_response() if self._is_cancelled else _error_response(error)
             return

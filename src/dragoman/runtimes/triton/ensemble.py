@@ -8,6 +8,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, ModelNotFound
 from dragoman.core.model import Model
@@ -225,13 +227,16 @@ class EnsembleModel(Model):
         origin: int,
         given: Mapping[str, Tensor],
         splits: list[SplitStep],
+        *,
+        is_last: bool = True,
     ) -> Iterator[Inference]:
-        """Yield the responses that follow from the tensors of the request, or of a response of step `origin`."""
+        """Yield the responses that follow from the tensors of the request, or of a response of step `origin`, which may
+        be known to be the last one."""
         own = [step for step in steps if step.origin == origin and not step.streams]
         tensors = self._compute(request, given, own) if not origin else given
         splitting = next((step for step in steps if step.origin == origin and step.streams), None)
         if splitting is None:
-            yield self._response(request, wanted, tensors)
+            yield structs.replace(self._response(request, wanted, tensors), is_last=is_last)
             return
         if not _is_ready(splitting, tensors, set(splitting.inputs.values()) - set(tensors)):
             raise InvalidInput(self._text(f"no step can produce {self._names([splitting])}: its inputs are missing"))
@@ -246,8 +251,10 @@ class EnsembleModel(Model):
         split = SplitStep(stream, lambda outputs: self._branches.submit(copy_context().run, follow, outputs), limit)
         splits.append(split)
         try:
-            for branch in split:
-                yield from self._responses(request, wanted, steps, splitting.number, branch, splits)
+            for branch, is_last_branch in split:
+                yield from self._responses(
+                    request, wanted, steps, splitting.number, branch, splits, is_last=is_last and is_last_branch
+                )
         except DragomanError as error:
             raise self._with_location(error) from error
         finally:

@@ -6,10 +6,12 @@ import itertools
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from dragoman.compat.triton import pb_utils
 from dragoman.core import error_texts
@@ -19,6 +21,8 @@ from dragoman.core.errors import (
     InvalidInput,
     InvalidOutput,
     ModelFailed,
+    NotReady,
+    WorkerLost,
     public_message,
 )
 from dragoman.core.model import Model
@@ -53,6 +57,7 @@ class PythonBackendModel(Model):
     platform = "python"
     merges = 0
     _completed: Mapping[str, Any] = {}
+    _instances: Sequence[Instance] = ()
     _request_class = pb_utils.InferenceRequest
 
     def load(self) -> None:
@@ -88,11 +93,13 @@ class PythonBackendModel(Model):
             self.infer = self._stream  # type: ignore[method-assign, assignment]
         count = self.spec.replicas if self.spec.siblings is not None else 1
         self._instances = [
-            Instance(kind, _arguments(self.spec, given, number), self._queue, self) for number in range(count)
+            Instance(kind, _arguments(self.spec, given, number), self._queue, self, self._check_instances)
+            for number in range(count)
         ]
         try:
             for instance in self._instances:
                 instance.wait_until_loaded()
+            self._check_instances()
             self._instances[0].unavailable(READY_TIMEOUT_S)
             if self._access is not None:
                 self._access.is_executing = True
@@ -155,16 +162,21 @@ class PythonBackendModel(Model):
             if not answered.done() or answered.cancelled():
                 pending.cancelled.set()
 
-    async def _stream(self, request: Request[Inference]) -> AsyncIterator[Inference]:
+    async def _stream(self, request: Request[Inference]) -> AsyncIterator[Inference | DragomanError]:
+        """Yield the responses of a decoupled model. An error is one of them unless it is the last."""
         responses: asyncio.Queue[tuple[Inference | DragomanError | None, bool]] = asyncio.Queue()
         pending = self._submit(request, lambda response, is_last: responses.put_nowait((response, is_last)))
         try:
             while True:
                 response, is_last = await responses.get()
-                if isinstance(response, DragomanError):
+                if isinstance(response, DragomanError) and is_last:
                     raise response
                 if response is not None:
-                    yield response
+                    yield (
+                        structs.replace(response, is_last=True)
+                        if isinstance(response, Inference) and is_last
+                        else response
+                    )
                 if is_last:
                     return
         finally:
@@ -198,14 +210,22 @@ class PythonBackendModel(Model):
         return pending
 
     def unavailable(self) -> str:
-        return self._instances[0].unavailable()
+        instance = next((each for each in self._instances if not each.ended), None)
+        if instance is None:
+            raise WorkerLost(self._instances[0].ended)
+        return instance.unavailable()
+
+    def _check_instances(self) -> None:
+        """Reject requests if no instance is left that could answer them."""
+        if self._instances and all(instance.ended for instance in self._instances):
+            self._queue.close(WorkerLost(f"model '{self.name}': {self._instances[0].ended}"))
 
     def close(self) -> None:
         if hasattr(self, "_queue"):
             if self._access is not None:
                 self._access.is_executing = False
-            self._queue.close()
-            for instance in getattr(self, "_instances", ()):
+            self._queue.close(NotReady("the model is unloading"))
+            for instance in self._instances:
                 instance.join()
 
     # --- in the threads of the instances ---------------------------------------------------------------------

@@ -1,19 +1,24 @@
-"""An object of the class `TritonPythonModel`, in a thread of its own."""
+"""An object of the class `TritonPythonModel`, in a thread of its own.
+
+The thread takes batches from the queue of the model until that is closed, whatever the model raises. If it ends before,
+say because an `async` model has stopped its event loop, the instance has `ended`: the batches that it was executing
+fail, and it answers no others.
+"""
 
 import asyncio
 import inspect
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Any, Protocol
 
 from dragoman.compat.triton import pb_utils
 from dragoman.core.callers import set_caller
 from dragoman.core.calls import Infer, Inference
-from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed, public_text
+from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed, WorkerLost, public_text
 from dragoman.runtimes.triton.bls import deadline
 from dragoman.runtimes.triton.request_queue import PendingRequest, RequestQueue, call_of
 
@@ -44,11 +49,25 @@ class InstanceModel(Protocol):
 
 
 class Instance:
-    """One object of the model's class, in a thread of its own."""
+    """One object of the model's class, in a thread of its own.
 
-    def __init__(self, kind: Any, arguments: dict[str, str], queue: RequestQueue, model: InstanceModel) -> None:
+    ended: why its thread has ended before the queue was closed; "" while it runs. on_end: called when it has.
+    """
+
+    def __init__(
+        self,
+        kind: Any,
+        arguments: dict[str, str],
+        queue: RequestQueue,
+        model: InstanceModel,
+        on_end: Callable[[], None],
+    ) -> None:
         self._kind, self._arguments, self._queue, self._model = kind, arguments, queue, model
         self._is_async = inspect.iscoroutinefunction(kind.execute)
+        self.ended, self._on_end = "", on_end
+        self._executing: list[list[PendingRequest]] = []
+        self._tasks: set[asyncio.Task[None]] = set()  # of an `async` execute
+        self._loop_ended: Future[None] = Future()
         self._loaded: Future[None] = Future()
         self._readiness: Future[str] | None = None
         self._asked_s, self._not_ready = 0.0, "is_ready() has not returned yet"
@@ -85,7 +104,7 @@ class Instance:
             ready = self._instance.is_ready()
             if inspect.isawaitable(ready):
                 ready = asyncio.run(_await(ready))
-        except Exception as error:
+        except BaseException as error:
             log.exception("model '%s': is_ready() raised", self._model.name)
             answer.set_result(f"is_ready() raised {type(error).__name__}")
             return
@@ -103,44 +122,88 @@ class Instance:
             self._loaded.set_exception(error)
             return
         self._loaded.set_result(None)
-        if self._is_async:
-            asyncio.run(self._serve_async())
-        else:
-            while batch := self._queue.take():
-                self._execute(batch)
+        try:
+            if self._is_async:
+                self._serve_async()
+            else:
+                while batch := self._queue.take():
+                    self._execute(batch)
+        except BaseException as error:
+            self._end(error)
         if hasattr(self._instance, "finalize"):
             try:
                 self._instance.finalize()
-            except Exception:
+            except BaseException:
                 log.exception("model '%s': finalize() raised", self._model.name)
 
-    async def _serve_async(self) -> None:
-        """Execute batches with an `async` execute; those of a decoupled model overlap."""
-        tasks: set[asyncio.Task[None]] = set()
-        while batch := await asyncio.to_thread(self._queue.take):
-            _set_origin(batch)
-            task = asyncio.create_task(self._execute_async(batch))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            if not self._model.is_decoupled:
-                await task
-        if tasks:
-            await asyncio.wait(tasks)
+    def _end(self, error: BaseException) -> None:
+        """Fail the batches that are executed: the thread ends, and the model must be loaded again."""
+        name = self._thread.name
+        log.error("model '%s': the thread of instance '%s' has ended", self._model.name, name, exc_info=error)
+        self.ended = f"the thread of its instance '{name}' has ended: {public_text(error)}"
+        for pending in (pending for batch in self._executing for pending in batch):
+            pending.fail(WorkerLost(f"model '{self._model.name}': {self.ended}"))
+        self._on_end()
+
+    def _serve_async(self) -> None:
+        """Run the event loop of an `async` execute, on which another thread starts the batches.
+
+        Raises RuntimeError if the model has stopped it.
+        """
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            name = f"{self._thread.name}-queue"
+            threading.Thread(target=self._feed, args=(loop,), name=name, daemon=True).start()
+            try:
+                loop.run_forever()
+            finally:
+                self._loop_ended.set_result(None)
+                self._queue.wake()
+        if not self._queue.is_closed:
+            raise RuntimeError("the model has stopped the event loop that executes it")
+
+    def _feed(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start batches until the queue is closed; those of a decoupled model overlap. Then stop the event loop."""
+        running: set[Future[None]] = set()
+        with suppress(RuntimeError):  # the event loop is closed
+            while batch := self._queue.take(self._loop_ended.done):
+                self._executing.append(batch)
+                _set_origin(batch)  # in the context of the task
+                executed: Future[None] = Future()
+                loop.call_soon_threadsafe(self._start, loop, batch, executed)
+                running = {each for each in running if not each.done()} | {executed}
+                if not self._model.is_decoupled:
+                    wait((executed, self._loop_ended), return_when=FIRST_COMPLETED)
+            while running and not self._loop_ended.done():
+                running -= wait((*running, self._loop_ended), return_when=FIRST_COMPLETED).done
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _start(self, loop: asyncio.AbstractEventLoop, batch: list[PendingRequest], executed: "Future[None]") -> None:
+        def on_done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            executed.set_result(None)
+
+        task = loop.create_task(self._execute_async(batch))
+        self._tasks.add(task)
+        task.add_done_callback(on_done)
 
     async def _execute_async(self, batch: list[PendingRequest]) -> None:
         try:
             requests = [self._model.to_request(pending) for pending in batch]
             self._respond(batch, requests, await self._instance.execute(requests))
-        except (Exception, SystemExit) as error:  # which would end the event loop
+        except BaseException as error:
             self._fail(batch, error)
+        self._executing.remove(batch)
 
     def _execute(self, batch: list[PendingRequest]) -> None:
+        self._executing.append(batch)
         _set_origin(batch)
         try:
             requests = [self._model.to_request(pending) for pending in batch]
             self._respond(batch, requests, self._instance.execute(requests))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._fail(batch, error)
+        self._executing.remove(batch)
 
     def _respond(self, batch: list[PendingRequest], requests: list[pb_utils.InferenceRequest], returned: Any) -> None:
         """Deliver what `execute` returned, which has None in place of responses that the model sends itself."""

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.datatypes import Datatype
-from dragoman.core.errors import DragomanError, NotReady, Overloaded
+from dragoman.core.errors import DragomanError, Overloaded
 from dragoman.core.schedule import ScheduleOptions
 from dragoman.core.signature import Shape
 
@@ -51,14 +51,18 @@ class RequestQueue:
         self._pending: deque[PendingRequest] = deque()
         self._numbers = itertools.count()
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed: DragomanError | None = None  # the error of requests that come or wait after that
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed is not None
 
     def put(self, pending: PendingRequest) -> None:
-        """Add a request. Raises NotReady once the queue is closed, and Overloaded if its level is full."""
+        """Add a request. Raises Overloaded if its level is full, and the error of `close` after that."""
         level = self._schedule.level(call_of(pending.request).parameters.get("priority"))
         with self._changed:
-            if self._closed:
-                raise NotReady("the model is unloading")
+            if self._closed is not None:
+                raise type(self._closed)(self._closed.message)
             if 0 < self._schedule.policy(level).max_queue_size <= sum(each.order[0] == level for each in self._pending):
                 raise Overloaded("Exceeds maximum queue size")
             pending.order, pending.arrived_s = (level, False, next(self._numbers)), time.monotonic()
@@ -80,15 +84,25 @@ class RequestQueue:
                 return
         pending.fail(Overloaded("Request timeout expired"))
 
-    def close(self) -> None:
+    def close(self, error: DragomanError) -> None:
+        """Fail the requests that wait with an error, and reject others with it."""
         with self._changed:
-            self._closed = True
+            self._closed = error
+            pending, self._pending = self._pending, deque()
+            self._changed.notify_all()
+        for each in pending:
+            each.fail(error)
+
+    def wake(self) -> None:
+        """Let `take` check whether its caller has ended."""
+        with self._changed:
             self._changed.notify_all()
 
-    def take(self) -> list[PendingRequest]:
-        """Wait for requests; return those that are executed together. Empty once the queue is closed."""
+    def take(self, has_ended: Callable[[], bool] = bool) -> list[PendingRequest]:
+        """Wait for requests; return those that are executed together. Empty once the queue is closed or the caller has
+        ended."""
         with self._changed:
-            while not self._closed:
+            while self._closed is None and not has_ended():
                 batch, is_complete = self._next_batch()
                 wait_s: float | None = None
                 if batch:
@@ -100,9 +114,6 @@ class RequestQueue:
                 else:
                     self._pending.clear()  # all of them were cancelled
                 self._changed.wait(wait_s)
-            for pending in self._pending:
-                pending.fail(NotReady("the model is unloading"))
-            self._pending.clear()
             return []
 
     def _next_batch(self) -> tuple[list[PendingRequest], bool]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
+from dragoman.core.foreign_code import is_interruption, public_error
 from dragoman.core.text import TEMPLATE_TEXT, Grammar, Sampling
 from dragoman.generation import folder as folders
 from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
@@ -162,11 +163,6 @@ class VllmModel(TextModel):
         folders.check(folder)
         RUNTIME.require("vllm")
 
-    def unavailable(self) -> str:
-        if self.text_engine is not None and self.text_engine.engine.has_ended:
-            raise WorkerLost(_ENDED)
-        return ""
-
     def start_engine(self, folder: Path) -> ExternalEngine:
         options = check_options(VllmOptions, self.spec.parameters, _MINIMUM, _CHOICES, "a text model on vLLM")
         adapters = find_adapters(folder, options.adapters)
@@ -213,9 +209,9 @@ class VllmTokens:
         self._numbers = itertools.count()
 
     @property
-    def has_ended(self) -> bool:
-        """Whether vLLM's engine has died; it cannot be started again in this process."""
-        return self.engine is not None and bool(self.engine.errored)
+    def ended(self) -> str:
+        """Why vLLM's engine has ended: it cannot be started again in this process."""
+        return _ENDED if self.engine is not None and self.engine.errored else ""
 
     def check(self, sampling: Sampling) -> None:
         check_supported(sampling, self._vocabulary.tokenize)
@@ -243,8 +239,10 @@ class VllmTokens:
             raise InvalidInput(f"vLLM rejects the request: {error}") from error
         except EngineDeadError as error:
             raise WorkerLost(_ENDED) from error
-        except Exception as error:
-            raise ModelFailed(f"generation failed: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            raise public_error(error, "generation failed") from error
 
     def _adapter(self, sampling: Sampling) -> Any:
         if not sampling.adapter:

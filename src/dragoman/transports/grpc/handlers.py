@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from dragoman.core.callers import Caller
 from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError, NotReady, ServerError
+from dragoman.core.foreign_code import is_interruption
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
     Buffer,
@@ -166,7 +167,7 @@ class UnaryMethod:
             if not isinstance(response, Response) or weight(response.answer) > LARGE:
                 return self._rest(exchange, response, request.context)
             return exchange.format_response(response)
-        except Exception as error:
+        except BaseException as error:
             raise status_error(self.protocol, public_error(error, request.context, own_id)) from error
 
     async def _read(self, request: GrpcRequest) -> Reply | GrpcResponse:
@@ -174,7 +175,9 @@ class UnaryMethod:
         try:
             size = len(request.body)
             exchange = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
-        except Exception as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             raise status_error(self.protocol, public_error(error, request.context)) from error
         if request.record is not None:
             request.record.set_call(exchange.request)
@@ -188,7 +191,9 @@ class UnaryMethod:
                 response = await response
             written: Reply | GrpcResponse = await self.executor.format(exchange.format_response, response)
             return written
-        except Exception as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             raise status_error(self.protocol, public_error(error, context, exchange.request.id)) from error
 
 
@@ -237,10 +242,17 @@ class StreamMethod:
                 request.record.set_call(stream.request)
             async with aclosing(self.engine.stream(stream.request)) as pieces:
                 async for piece in pieces:
-                    yield await self._format(stream.format_chunk, piece, peer)
-            if stream.end is not None:
-                yield stream.end
-        except Exception as error:
+                    if isinstance(piece.answer, DragomanError):
+                        if (message := stream.format_error(piece.answer)) is None:
+                            raise piece.answer
+                        yield message
+                    else:
+                        yield await self._format(stream.format_chunk, piece, peer)
+            if (end := stream.format_end()) is not None:
+                yield end
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             found = public_error(error, request.context, own_id)
             if isinstance(stream, GrpcStream) and stream.ends_with_status:
                 raise status_error(self.protocol, found) from error

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from dragoman.core.errors import ModelFailed, NotReady
+from dragoman.core.errors import ModelFailed, NotReady, error_text
+from dragoman.core.foreign_code import is_interruption
 from dragoman.core.spec import ModelSpec
+from dragoman.system.threads import call_in_thread
 from dragoman.workers.launchers import WorkerCommand
 from dragoman.workers.launchers.jobs import JobLauncher, JobState
 
@@ -88,10 +90,12 @@ class HyperQueueLauncher(JobLauncher):
         """Return the result of a function of the client, which runs in a thread. Raises NotReady."""
         async with self._client_lock:
             try:
-                return await asyncio.to_thread(self._call, function)
-            except Exception as error:
+                return await call_in_thread(self._call, function)
+            except BaseException as error:  # also a panic of the package, which is written in Rust
+                if is_interruption(error):
+                    raise
                 self._client = None  # the next time, it connects to a server that was started meanwhile
-                reason = str(error).strip().split("\n")[0][:300]
+                reason = error_text(error).strip().split("\n")[0][:300]
                 raise NotReady(f"failed to load '{self.model}', HyperQueue: {reason}") from error
 
     def _call(self, function: Callable[[Any], A]) -> A:
