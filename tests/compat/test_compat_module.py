@@ -321,7 +321,7 @@ def test_a_codec_of_one_tensor_rejects_several() -> None:
         codecs.NumpyRequestCodec.decode_request(request)
 
 
-def test_encoded_tensors_have_the_parameters_and_shapes_of_mlserver() -> None:
+def test_encoded_tensors_have_the_shapes_of_mlserver_and_its_parameters() -> None:
     scalar = codecs.NumpyCodec.encode_output("n", np.array(7))
     assert (scalar.shape, scalar.data.root) == ([1], [7])
     assert codecs.NumpyCodec.encode_output("t", np.array(["a"])).parameters == types.Parameters(content_type="np")
@@ -331,7 +331,7 @@ def test_encoded_tensors_have_the_parameters_and_shapes_of_mlserver() -> None:
     frame = pd.DataFrame({"cells": [np.arange(2), {"a": np.float32(0.5)}]})
     (cells,) = codecs.PandasCodec.encode_outputs(frame)
     assert [json.loads(each) for each in cells.data.root] == [[0, 1], {"a": 0.5}]
-    assert cells.parameters == types.Parameters(content_type="pd_json")
+    assert cells.parameters == types.Parameters(content_type="pd_json", pandas_dtype="object")
 
 
 def test_fields_are_excluded_as_in_pydantic() -> None:

@@ -168,8 +168,8 @@ def _objects(values: Array, where: str) -> Tensor:
             texts.append(serialize_json(value, nonfinite=True))
         except ValueError as error:
             raise InvalidInput(
-                f"{where}: expected text, bytes or JSON values in a column of objects, got {type(value).__name__} at "
-                f"row {at} ({error})"
+                f"{where}: expected objects that are all text, all bytes, all datetimes or JSON values, got "
+                f"{type(value).__name__} at row {at} ({error})"
             ) from error
     return bytes_tensor(texts, {"content_type": "pd_json", DTYPE: "object"})
 

@@ -79,7 +79,7 @@ class _JsonCodec(InputCodec):
     def _decode(cls, tensor: Any) -> Any:
         try:
             return [json.loads(each) for each in tensor.data]
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # TypeError: null, or a number
             raise InferenceError(f"input '{tensor.name}': expected JSON in each element: {error}") from error
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dragoman.codecs.codec import CODECS
+from dragoman.codecs.elements import content_error
 from dragoman.compat.mlserver.codecs.base import (
     InputCodec,
     RequestCodec,
@@ -36,6 +37,7 @@ class AdaptedInputCodec(InputCodec):
     """Dragoman's codec of the content type, for one tensor. A class derived from it may have another content type."""
 
     _adapted_type: ClassVar[str] = ""
+    _allows_null: ClassVar[bool] = False  # among the elements of BYTES
 
     def __init_subclass__(cls) -> None:
         if AdaptedInputCodec in cls.__bases__:
@@ -56,7 +58,7 @@ class AdaptedInputCodec(InputCodec):
 
     @classmethod
     def decode_output(cls, response_output: ResponseOutput) -> Any:
-        return _writable(cls._to_value(response_output.to_tensor(), f"output '{response_output.name}'"))
+        return cls._decode(response_output.to_tensor(), f"output '{response_output.name}'")
 
     @classmethod
     def encode_input(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> RequestInput:
@@ -64,7 +66,13 @@ class AdaptedInputCodec(InputCodec):
 
     @classmethod
     def decode_input(cls, request_input: RequestInput) -> Any:
-        return _writable(cls._to_value(request_input.to_tensor(), f"input '{request_input.name}'"))
+        return cls._decode(request_input.to_tensor(), f"input '{request_input.name}'")
+
+    @classmethod
+    def _decode(cls, tensor: Tensor, where: str) -> Any:
+        if not cls._allows_null:
+            _reject_null(tensor, where, cls.ContentType or cls._adapted_type)
+        return _writable(cls._to_value(tensor, where))
 
     @classmethod
     def _to_tensor(cls, payload: Any, **kwargs: Any) -> Tensor:
@@ -130,24 +138,49 @@ class AdaptedRequestCodec(RequestCodec):
 
     @classmethod
     def decode_request(cls, request: InferenceRequest) -> Any:
-        tensors = {i.name: _with_content_type(i) for i in request.inputs}
-        missing = {name: [e is None for e in each.data.flat] for name, each in tensors.items() if has_null(each)}
-        for name in missing:
-            filled = object_array([b"" if e is None else e for e in tensors[name].data.flat], tensors[name].shape)
-            tensors[name] = Tensor(filled, BYTES, tensors[name].parameters)
+        tensors = {i.name: _as_column(i) for i in request.inputs}
+        missing: dict[str, list[bool]] = {}
+        for name, tensor in tensors.items():
+            if has_null(tensor):
+                if (content_type := _type_of_elements(tensor)) != "str":
+                    _reject_null(tensor, f"input '{name}'", content_type)
+                missing[name] = [each is None for each in tensor.data.flat]
+                filled = object_array([b"" if each is None else each for each in tensor.data.flat], tensor.shape)
+                tensors[name] = Tensor(filled, BYTES, tensor.parameters)
         value = _writable(cls._codec().to_value(tensors, "input"))
         for name, is_missing in missing.items():
             cells = [None if gone else each for each, gone in zip(value[name], is_missing, strict=True)]
-            value[name] = type(value[name])(cells, dtype=object)
+            value[name] = type(value[name])(cells, dtype=value[name].dtype)
         return value
 
 
-def _with_content_type(request_input: RequestInput) -> Tensor:
-    """Return the tensor with the content type of the model's metadata if the request gives none."""
-    tensor, content_type = request_input.to_tensor(), getattr(request_input, "_content_type", None)
-    if content_type is None or "content_type" in tensor.parameters:
+def _type_of_elements(tensor: Tensor) -> str:
+    """Return the content type of a column: `str` if its elements are text as they are."""
+    if "pandas_dtype" in tensor.parameters:
+        return f"pd of dtype {tensor.parameters['pandas_dtype']}"
+    return str(tensor.parameters.get("content_type") or "str")
+
+
+def _reject_null(tensor: Tensor, where: str, content_type: str) -> None:
+    """Raise InvalidInput if an element of BYTES is null."""
+    if has_null(tensor):
+        at = tensor.data.reshape(-1).tolist().index(None)
+        raise content_error(where, content_type, f"expected no null, got one at element {at}")
+
+
+def _as_column(request_input: RequestInput) -> Tensor:
+    """Return the tensor with the content type of the model's metadata if the request gives none.
+
+    Elements of BYTES with the content type of arrays are text, as without one.
+    """
+    tensor, own = request_input.to_tensor(), getattr(request_input, "_content_type", None)
+    content_type = tensor.parameters.get("content_type", own)
+    if tensor.datatype is BYTES and content_type == NumpyCodec.ContentType and "numpy_dtype" not in tensor.parameters:
+        content_type = None
+    if content_type == tensor.parameters.get("content_type"):
         return tensor
-    return Tensor(tensor.data, tensor.datatype, {**tensor.parameters, "content_type": content_type})
+    rest = {name: value for name, value in tensor.parameters.items() if name != "content_type"}
+    return with_parameters(tensor, rest if content_type is None else {**rest, "content_type": content_type})
 
 
 def _writable(value: Any) -> Any:
@@ -170,6 +203,7 @@ class StringCodec(AdaptedInputCodec):
 
     ContentType = "str"
     TypeHint = list[str]
+    _allows_null = True
 
     @classmethod
     def _to_value(cls, tensor: Tensor, where: str) -> Any:
@@ -235,6 +269,7 @@ class NumpyCodec(AdaptedInputCodec):
 
     ContentType = "np"
     TypeHint = np.ndarray
+    _allows_null = True
 
     @classmethod
     def _to_tensor(cls, payload: Any, **kwargs: Any) -> Tensor:
@@ -298,9 +333,7 @@ class PandasCodec(AdaptedRequestCodec):
             ):
                 frame = frame.copy() if frame is payload else frame
                 frame.isetitem(at, column.map(_without_arrays).astype(object))
-        return {
-            name: _without(each, "pandas_dtype") for name, each in super()._to_tensors(frame, noun, **kwargs).items()
-        }
+        return super()._to_tensors(frame, noun, **kwargs)
 
 
 def _without_arrays(value: Any) -> Any:
