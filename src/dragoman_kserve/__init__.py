@@ -1,5 +1,6 @@
 """Custom models of KServe: scripts that start a ModelServer with classes derived from its Model."""
 
+from dragoman.core.dialect import Dialect
 from dragoman.core.runtime import Runtime, lazy_function
 
 RUNTIME = Runtime(
@@ -13,5 +14,6 @@ RUNTIME = Runtime(
     uri_is_path=False,  # it may be file.py:attribute
     packages=("kserve",),
     extra="kserve",
+    dialect=Dialect(timeout="none"),
     check=lazy_function("dragoman.runtimes.files:check_source"),
 )

@@ -353,7 +353,8 @@ def test_a_deadline_is_kept(process: ServerProcess, tmp_path: Path) -> None:
     began_s = time.monotonic()
     status, body = process.infer("Gate", [str(tmp_path)], "BYTES", timeout=200_000)
     (tmp_path / "go").touch()
-    assert (status, body) == (504, {"error": "Request timeout expired"})
+    text = "Request timeout expired; the parameter 'timeout' of the request is 200000 microseconds"
+    assert (status, body) == (504, {"error": text})
     assert time.monotonic() - began_s < TIMEOUT_S
 
 

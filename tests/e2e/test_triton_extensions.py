@@ -237,7 +237,7 @@ def test_json_of_a_configuration(plain: ServerProcess) -> None:
                 "name": "Upper",
                 "count": 1,
                 "gpus": [],
-                "kind": "KIND_MODEL",
+                "kind": "KIND_CPU",
                 "profile": [],
                 "passive": False,
                 "secondary_devices": [],

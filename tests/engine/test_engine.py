@@ -95,6 +95,17 @@ async def test_a_deadline_cancels_the_call() -> None:
     assert Sleeper.cancelled >= 1
 
 
+@pytest.mark.parametrize(("limit_s", "timeout_s", "named"), [(0.02, 60, True), (60, 0.02, True), (0.02, 1e-5, False)])
+async def test_the_earlier_of_two_deadlines_counts(limit_s: float, timeout_s: float, named: bool) -> None:
+    """One is of the transport, one the parameter `timeout` of the request, which has none below a millisecond."""
+    timeout_us = round(timeout_s * 1e6)
+    async with dragoman.open_engine(Sleeper) as engine:
+        call = Infer({"seconds": Tensor.of([60.0])}, parameters={"timeout": timeout_us})
+        with pytest.raises(errors.DeadlineExceeded) as error:
+            await asyncio.wait_for(engine.call(Request(call, "Sleeper", deadline_s=time.monotonic() + limit_s)), 30)
+    assert (f"the parameter 'timeout' of the request is {timeout_us} microseconds" in str(error.value)) is named
+
+
 async def test_calls_after_their_deadline_are_rejected() -> None:
     async with dragoman.open_engine(Doubler) as engine:
         call = Infer({"x": Tensor.of(X)})

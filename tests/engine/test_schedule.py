@@ -13,6 +13,7 @@ import pytest_asyncio
 import dragoman
 from dragoman import FP64, Infer, Tensor, TensorSpec
 from dragoman.core.calls import Request
+from dragoman.core.dialect import Dialect
 from dragoman.core.errors import InvalidInput, Overloaded
 from dragoman.core.schedule import QueuePolicy, ScheduleOptions
 from dragoman.core.spec import ModelSpec
@@ -132,6 +133,20 @@ async def test_a_level_may_have_limits_of_its_own() -> None:
                 await task
         assert await model.release() == [[1.0], [2.0], [3.0]]
         assert all(task.exception() is None for task in kept)
+
+
+async def test_the_timeout_of_a_request_may_shorten_that_of_the_queue() -> None:
+    options = ScheduleOptions(
+        timeout_s=60, allow_timeout_override=True, levels={"2": {"timeout_s": 60}}, priority_levels=2
+    )
+    async for model in busy(options, dialect=Dialect(timeout="queue")):
+        kept = [await model.send(x, priority=2, timeout=30) for x in (1, 2)]  # whose level does not allow it
+        kept.append(await model.send(3, timeout=0))
+        with pytest.raises(Overloaded, match="Request timeout expired"):
+            await (await model.send(4, priority=1, timeout=30))
+        assert await model.release() == [[3.0], [1.0], [2.0]]
+        assert all(task.exception() is None for task in kept)
+        assert Recorder.parameters == [{}] * 4
 
 
 async def test_a_request_that_waits_too_long_is_rejected() -> None:

@@ -1,5 +1,6 @@
 """The other methods as pure functions: health, metadata, streams, the repository and the table of statuses."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -239,7 +240,7 @@ def test_the_index() -> None:
 
 REPOSITORY: list[tuple[str, Any, Any]] = [
     ("RepositoryModelLoad", m.RepositoryModelLoadRequest, Load),
-    ("RepositoryModelUnload", m.RepositoryModelUnloadRequest, Unload),
+    ("RepositoryModelUnload", m.RepositoryModelUnloadRequest, partial(Unload, may_be_unknown=True)),
 ]
 
 
@@ -247,7 +248,8 @@ REPOSITORY: list[tuple[str, Any, Any]] = [
 def test_loading_and_unloading(name: str, kind: Any, call: Any) -> None:
     message = kind(model_name="a")
     message.parameters["version"].string_param = "2"
-    message.parameters["unload_dependents"].bool_param = False
+    if call is not Load:
+        message.parameters["unload_dependents"].bool_param = False
     exchange = parse_request(name, message.SerializeToString(), {"authorization": "Bearer secret"})
     assert exchange.request.call == call("secret")
     assert (exchange.request.model, exchange.request.version) == ("a", "2")
@@ -266,6 +268,10 @@ def test_invalid_load_requests_are_rejected(name: str, kind: Any, call: Any) -> 
             parse_request(name, message.SerializeToString())
     with pytest.raises(NotSupported, match="there is one repository"):
         parse_request(name, kind(model_name="a", repository_name="other").SerializeToString())
+    message = kind(model_name="a")
+    message.parameters["verson"].string_param = "2"
+    with pytest.raises(InvalidInput, match="unrecognized parameter 'verson'"):
+        parse_request(name, message.SerializeToString())
     for field, value in (("int64_param", 2), ("string_param", "../2")):
         message = kind(model_name="a")
         setattr(message.parameters["version"], field, value)

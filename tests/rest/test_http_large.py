@@ -105,7 +105,7 @@ async def test_too_many_classes(server: RestServer) -> None:
     assert "at most 1000" in (await server.infer("Identity", request_sent)).error
 
 
-@pytest.mark.parametrize("timeout", ["1" + "0" * 400, "9223372036854775808"])
+@pytest.mark.parametrize("timeout", ["1" + "0" * 400, str(1 << 64)])
 async def test_a_timeout_beyond_the_range_of_the_clock(server: RestServer, timeout: str) -> None:
     response = await server.infer("Identity", f'{{"parameters": {{"timeout": {timeout}}}, "inputs": []}}')
     assert "'timeout'" in response.error or "int" in response.error

@@ -485,7 +485,8 @@ async def test_a_stream_ends_at_its_deadline() -> None:
     async with serving(Gate) as server:
         body = inputs(tensor(), parameters={"timeout": 20_000})
         response = await server.request("POST", "/v2/models/Gate/infer_stream", body)
-        assert (response.status, response.error) == (504, "Request timeout expired")
+        assert response.status == 504
+        assert response.error.startswith("Request timeout expired")
 
 
 # --- NaN and infinities in JSON ----------------------------------------------------------------------------------

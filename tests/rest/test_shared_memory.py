@@ -223,6 +223,10 @@ async def test_texts_in_a_region(server: RestServer, memory: Path) -> None:
         ),
         (request_of(IN_X, {"parameters": in_region(16, True)}), "'shared_memory_offset' expects a number of bytes"),
         (request_of(IN_X, {"parameters": in_region(16, 0, "s")}), "Unable to find shared memory region: 's'"),
+        (
+            request_of(IN_X, {"parameters": {**in_region(16), "shared_memory_ofset": 8}}),
+            "unknown parameter 'shared_memory_ofset'; did you mean 'shared_memory_offset'?",
+        ),
         (request_of(IN_X, {"parameters": {"shared_memory_region": 3}}), "expects the name of a region, got 3"),
         (request_of(IN_X, {**IN_Y, "data": [1] * 4}), "Input must set only one of the following fields"),
         (request_of(IN_X, IN_Y, sum=in_region(12)), "(12 bytes) should be at least 16 bytes to hold the results"),
@@ -238,6 +242,13 @@ async def test_invalid_places(server: RestServer, memory: Path, body: Any, messa
     response = await server.infer("Sum", body)
     assert response.status in (400, 404)
     assert message in response.error
+
+
+async def test_unknown_fields_of_a_region(server: RestServer, memory: Path) -> None:
+    """A misspelt offset would read other bytes."""
+    response = await register(server, memory, ofset=16)
+    assert response.status == 400
+    assert "unknown field 'ofset'" in response.error
 
 
 async def test_no_bytes_of_the_object_beyond_the_region(server: RestServer, memory: Path) -> None:

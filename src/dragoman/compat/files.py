@@ -8,7 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.compat.fields import CACHE_BYTES, CONVERTERS, MODEL, PARAMETERS, SERVER, is_true, remarks_on, report
+from dragoman.core.dialect import Dialect
 from dragoman.core.errors import InvalidInput
+
+
+def _unknown(model: str, version: str, _existing: Sequence[str]) -> str:
+    return f"Model {model} with version {version} not found" if version else f"Model {model} not found"
+
+
+def _unknown_to_load(model: str) -> str:
+    return f"Model {model} not found"
+
+
+# MLServer passes `timeout` and `priority` to the model.
+DIALECT = Dialect(timeout="none", unknown=_unknown, unknown_to_load=_unknown_to_load, unloads_unknown=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -383,9 +383,13 @@ class Load(ServerCall[None]):
 
 @dataclass(frozen=True, slots=True)
 class Unload(ServerCall[None]):
-    """Drain and unload the model of the request."""
+    """Drain and unload the model of the request.
+
+    `may_be_unknown`: one that is not loaded is a success, unless its dialect has another answer.
+    """
 
     token: str = field(repr=False, default="")
+    may_be_unknown: bool = False
 
 
 # Replicas of a model that clients can set: each one loads the model, so more are likely a mistake.

@@ -1,4 +1,4 @@
-"""Error texts that clients and tests of Triton, or of MLServer, compare, mostly by how they begin."""
+"""Error texts that clients and tests of other servers compare, mostly by how they begin."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,6 @@ def unknown_model(model: str) -> str:
 
 def unknown_version(model: str, version: str) -> str:
     return f"Request for unknown model: '{model}' version {version} is not found"
-
-
-def unknown_model_of_mlserver(model: str, version: str = "") -> str:
-    return f"Model {model} with version {version} not found" if version else f"Model {model} not found"
 
 
 def not_ready(model: str, state: str) -> str:
@@ -59,6 +55,8 @@ def missing_sequence_id(model: str) -> str:
 def too_many_rows_of_sequence(model: str) -> str:
     return f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
 
+
+SEQUENCE_TIMEOUT = "timeout of the corresponding sequence has been expired"
 
 LONG_SEQUENCE_ID = "string correlation ID cannot be longer than 128 characters"
 

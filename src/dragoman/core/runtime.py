@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from dragoman.core.dialect import Dialect
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.spec import ModelSpec, Placement
@@ -56,6 +57,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     uri_is_path : the uri of a model is always a file or a folder.
     unsupported : by the name of a call that models do not support, how to serve them so that they do; it
         continues the error message.
+    dialect : habits of the server that the models are written for, unless files beside them name others.
     check : raises ModelFailed if a model cannot be loaded, as far as its files show that without running code.
     """
 
@@ -76,6 +78,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     uri_is_path: bool = True
     unsupported: Mapping[str, str] = {}
     check: Callable[[ModelSpec], None] | None = None
+    dialect: Dialect | None = None
 
     def recognises(self, path: Path) -> bool:
         """Return whether a file or folder is a model of this runtime."""

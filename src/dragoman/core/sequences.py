@@ -58,6 +58,13 @@ class SequenceStep(msgspec.Struct):
         return digest if isinstance(self.id, str) else int(digest[:_ID_DIGITS], 16) or 1
 
 
+def parse_id(value: object) -> int | str:
+    """Return the parameter `sequence_id`. Raises InvalidInput unless it is an unsigned number of 64 bits or text."""
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64):
+        return value
+    raise InvalidInput(f"parameter 'sequence_id': expected a positive integer below 2^64 or text, got {value!r:.64}")
+
+
 def check_id_type(id_: object, model: str, ids: str) -> None:
     """Raise InvalidInput unless a `sequence_id` has the type `ids`: `any`, `integer` or `text`."""
     if ids != "any" and isinstance(id_, str) != (ids == "text"):

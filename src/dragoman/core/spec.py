@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from dragoman.core import error_texts
 from dragoman.core.calls import ModelDescription, Request
+from dragoman.core.dialect import Dialect
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import ModelOptions, Option
 from dragoman.core.options import Placement as Placement
@@ -180,6 +181,7 @@ class ModelSpec(ModelOptions):
     placement: `inline` (on the event loop), `thread`, `process`; "" leaves it to the runtime.
     sequences: how it serves sequences, instead of what the model declares.
     schedule: priorities and limits of its queue.
+    dialect: habits of the server that it was written for, from the files beside it; None for those of its runtime.
     launch: where worker processes come from, if not from this machine. worker_port: the port that workers on other
     machines join; set by the server.
     replicas: number of copies that run concurrently.
@@ -213,6 +215,7 @@ class ModelSpec(ModelOptions):
     launch: LaunchOptions | None = None
     sequences: SequenceOptions | None = None
     schedule: ScheduleOptions | None = None
+    dialect: Dialect | None = None
     worker_port: Any = field(default=None, compare=False, repr=False)
     platform: Annotated[str, Option("platform in the metadata; default: the runtime's")] = ""
     inputs: Annotated[

@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from dragoman.core import error_texts, errors
+from dragoman.core import errors
 from dragoman.core.audit import log_change
 from dragoman.core.callers import ANYONE
 from dragoman.core.calls import IndexEntry
@@ -86,6 +86,7 @@ class ModelControl:
     def _list(self, name: str, state: ModelOnDisk) -> None:
         """List the versions of a model that is not loaded; an invalid model does not affect the others."""
         self.on_disk[name] = state
+        self._registry.note_dialects({name: state.specs})
         self._record_unserved(name, [s.version for s in state.specs] or [""], state.error or "not loaded at the start")
 
     async def start(self) -> None:
@@ -174,14 +175,21 @@ class ModelControl:
 
         await self._changes.run(name, replace(), [spec.version for spec in changed])
 
-    async def unload(self, name: str, version: str = "") -> None:
-        """Drain and remove a model or version, and cancel a load of it. Raises ModelNotFound."""
+    async def unload(self, name: str, version: str = "", *, may_be_unknown: bool = False) -> None:
+        """Drain and remove a model or version, and cancel a load of it.
+
+        Raises ModelNotFound if it is not loaded, unless `may_be_unknown` and its dialect allow that.
+        """
         is_loading = False
         while (change := self._changes.get(name)) and (not version or version in change.versions):
             is_loading = True
             change.cancel()
             await asyncio.wait({change.task})  # another load may have started then
         if is_loading and not self._registry.versions(name):  # it was the first load of this model
+            return
+        loaded = self._registry.by_version(name)
+        is_loaded = version in loaded if version else bool(loaded)
+        if may_be_unknown and not is_loaded and self._registry.dialect_of(name).unloads_unknown:
             return
         old = self._registry.remove(name, version)
         self._failed_updates.discard(name)
@@ -297,8 +305,7 @@ class ModelControl:
         """Return the source at a url, or of this name in the repository."""
         source = self._repository.at(name, url) if url else self._repository.scan().get(name)
         if source is None:
-            text = f"{error_texts.not_in_repository(name)}: it is not in the repository"
-            raise errors.ModelNotFound(self._registry.unknown(name) or text)
+            raise errors.ModelNotFound(self._registry.dialect_of(name).unknown_to_load(name))
         return source
 
     def _read_specs(self, name: str, source: Source) -> Sequence[ModelSpec]:

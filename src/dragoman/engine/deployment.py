@@ -26,6 +26,7 @@ from dragoman.core.calls import (
     SignatureFor,
     Tensors,
 )
+from dragoman.core.dialect import OWN, Dialect
 from dragoman.core.errors import (
     DeadlineExceeded,
     DragomanError,
@@ -36,6 +37,7 @@ from dragoman.core.errors import (
     Overloaded,
 )
 from dragoman.core.metrics import Family, Sample, with_labels
+from dragoman.core.schedule import MIN_DEADLINE_S, TIMEOUT, check_priority, requested_deadline_s, requested_timeout_s
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
 from dragoman.core.vector_binding import missing_reason
@@ -74,6 +76,13 @@ class _NotLoaded(Exception):
     """The call has to load the model first."""
 
 
+def dialect_of(spec: ModelSpec) -> Dialect | None:
+    """Return the habits of the server that a model was written for; None for one of Dragoman's own."""
+    if spec.dialect is not None or not plugins.has("runtimes", spec.runtime):
+        return spec.dialect
+    return plugins.runtime(spec.runtime).dialect
+
+
 class Deployment:
     """A model version from LOADING over READY and UNLOADING to UNAVAILABLE; `reason` says why it is not ready.
 
@@ -90,6 +99,7 @@ class Deployment:
     ) -> None:
         self.spec = spec
         self._served_by = spec.name, spec.version
+        self._dialect = dialect_of(spec) or OWN
         self._most = spec.max_queue or math.inf
         self._loaded: Loaded | None = None
         self.state = "LOADING" if load is None else "UNLOADED"
@@ -238,6 +248,8 @@ class Deployment:
     async def _start_pool(self, placement: Placement, spec: ModelSpec) -> tuple[Pool, Loaded]:
         if self._siblings is not None and placement in ("inline", "thread"):
             spec = replace(spec, siblings=self._siblings(spec.name))
+
+        spec = replace(spec, dialect=self._dialect)
 
         def set_starting(pool: Pool) -> None:
             self._starting = pool if spec.launch is not None else None
@@ -425,11 +437,16 @@ class Deployment:
             times = CallTimes()
             request = structs.replace(request, times=times)
         try:
-            deadline_s = request.deadline_s
-            if type(request.call) not in self._accepted or deadline_s is not None or self.in_flight >= self._most:
+            call, deadline_s = request.call, request.deadline_s
+            if (
+                type(call) not in self._accepted
+                or deadline_s is not None
+                or self.in_flight >= self._most
+                or (type(call) is Infer and call.parameters)
+            ):
                 deadline_s = self._admit(request, start_s, nested=nested)
-            bound = self._binder.bind(request.call)
-            if bound is not request.call or deadline_s is not request.deadline_s:
+            bound = self._binder.bind(call)
+            if bound is not call or deadline_s is not request.deadline_s:
                 request = bound_request(request, bound, deadline_s)
             times.served_by = self._served_by
             answer: Any = self._compute(request) if bound is not None else self._compute_with_config(request)
@@ -438,6 +455,8 @@ class Deployment:
         except BaseException as error:
             times.arrived_s = times.started_s
             self.counters.count(request, start_s, error)
+            if type(error) is DeadlineExceeded:
+                raise self._with_timeout(error, request) from error
             raise
         if type(answer) is CoroutineType:
             times.arrived_s = start_s
@@ -466,8 +485,10 @@ class Deployment:
         assert self._load_for_call is not None
         if self.in_flight >= self._most:
             raise self._overloaded_error()
-        if request.deadline_s is None and self.spec.timeout_s:
-            request = structs.replace(request, deadline_s=now_s + self.spec.timeout_s)
+        deadline_s = self._requested_deadline(request, now_s)
+        if deadline_s is None and self.spec.timeout_s:
+            deadline_s = now_s + self.spec.timeout_s
+        request = structs.replace(request, deadline_s=deadline_s)
         self.in_flight += 1
         try:
             await ensure_task()
@@ -487,6 +508,8 @@ class Deployment:
             answer = await (computing if deadline_s is None else with_deadline(deadline_s, computing, self._pool))
         except BaseException as error:
             self.counters.count(request, start_s, error)
+            if type(error) is DeadlineExceeded:
+                raise self._with_timeout(error, request) from error
             raise
         finally:
             self._leave()
@@ -541,12 +564,17 @@ class Deployment:
                 self._leave()
         except BaseException as raised:
             error = raised
+            if type(error) is DeadlineExceeded:
+                raise self._with_timeout(error, request) from error
             raise
         finally:
             self.counters.count(request, start_s, error, usage)
 
     def _admit(self, request: Request[Any], now_s: float, *, nested: bool = False) -> float | None:
-        """Return the deadline of a request. Raises NotReady, Overloaded, NotSupported, DeadlineExceeded."""
+        """Return the deadline of a request.
+
+        Raises NotReady, Overloaded, NotSupported, DeadlineExceeded, and InvalidInput for its timeout or priority.
+        """
         loaded, call, spec = self._loaded, request.call, self.spec
         if loaded is None or (self.state != "READY" and not (nested and self.state == "UNLOADING")):
             raise self.not_ready() if self._load_for_call is None else _NotLoaded
@@ -558,12 +586,37 @@ class Deployment:
             hint = runtime.unsupported.get(name, "") if runtime else ""
             hint = hint or missing_reason(loaded.details, type(call))
             raise NotSupported(f"model '{spec.name}' does not support {_CALL_NAMES.get(name, name)}{hint}")
-        deadline_s = request.deadline_s
+        deadline_s = self._requested_deadline(request, now_s)
         if deadline_s is None:
             return now_s + spec.timeout_s if spec.timeout_s else None
         if deadline_s <= now_s:
-            raise DeadlineExceeded("Request timeout expired")
+            raise deadline_error(None)
         return deadline_s
+
+    def _requested_deadline(self, request: Request[Any], now_s: float) -> float | None:
+        """Return the earlier of the transport's deadline and that of the parameter `timeout`, if it is one.
+
+        Raises InvalidInput for an invalid timeout or priority.
+        """
+        call, meaning = request.call, self._dialect.timeout
+        if type(call) is not Infer or not call.parameters or meaning == "none":
+            return request.deadline_s
+        check_priority(call.parameters)
+        if meaning == "deadline":
+            return requested_deadline_s(call.parameters, request.deadline_s, now_s)
+        requested_timeout_s(call.parameters)  # which is invalid for every model
+        return request.deadline_s
+
+    def _with_timeout(self, error: DeadlineExceeded, request: Request[Any]) -> DeadlineExceeded:
+        """Return the error of a deadline with the parameter `timeout` of the request, whose unit is often mistaken."""
+        call = request.call
+        if type(call) is not Infer or self._dialect.timeout != "deadline":
+            return error
+        timeout_s = requested_timeout_s(call.parameters)
+        if timeout_s < MIN_DEADLINE_S:
+            return error
+        shown = f"the parameter 'timeout' of the request is {call.parameters[TIMEOUT]} microseconds"
+        return DeadlineExceeded(f"{error.message}; {shown}")
 
     def _compute_in_batches(self, request: Request[Any]) -> Any:
         """Return the answer to a bound request, or a coroutine that computes it, perhaps merged with others."""

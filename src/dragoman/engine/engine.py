@@ -111,7 +111,7 @@ class Engine:
     ) -> None:
         self._identity = identity or ServerIdentity()
         self._records = RecordStore(max_records)
-        self.registry = ModelRegistry(has_texts_of_mlserver=self._identity.has_texts_of_mlserver)
+        self.registry = ModelRegistry(self._identity.dialect)
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
         self.sibling_registry = SiblingRegistry(self.registry, self.wait_for_change, gate)
         self._repository = repository
@@ -378,9 +378,9 @@ class Engine:
             case ScaleModel(_, replicas):
                 with self._audited("scale", request, replicas=replicas):
                     await self._control.scale(check_name(name), version, replicas)
-            case Unload():
+            case Unload(_, may_be_unknown):
                 with self._audited("unload", request):
-                    await self._control.unload(check_name(name), version)
+                    await self._control.unload(check_name(name), version, may_be_unknown=may_be_unknown)
         return None
 
     @contextmanager

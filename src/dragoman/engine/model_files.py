@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from dragoman.compat import files, serving
 from dragoman.compat.triton.backends import is_model_folder
 from dragoman.core.datatypes import datatype
+from dragoman.core.dialect import OWN, Dialect
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import Option, options, suggestion
 from dragoman.core.schedule import QueuePolicy, ScheduleOptions
@@ -33,6 +34,8 @@ class _ModelTable(ModelSpec):
     ] = field(default_factory=dict)
 
 
+# The dialects of the setting `responses_as`.
+RESPONSE_DIALECTS: Mapping[str, Dialect] = {"": OWN, "mlserver": files.DIALECT}
 MODEL_SETTINGS: Mapping[str, Option] = options(_ModelTable)
 _REPLICAS = options(LaunchOptions)["replicas"]
 _TABLES = ("server", "model", "models")
@@ -44,7 +47,7 @@ def model_settings(folder: Path) -> dict[str, Any] | None:
     path = folder / "model-settings.json"
     if path.is_file():
         table: dict[str, Any] = files.model_table(_read_json(path), path)
-        settings |= _parse_table(table, path)
+        settings |= {**_parse_table(table, path), "dialect": files.DIALECT}
     if folder.is_dir() and is_model_folder(folder):
         from dragoman.compat.triton.config import model_table  # imports protobuf
 
@@ -60,10 +63,10 @@ def model_settings(folder: Path) -> dict[str, Any] | None:
 
 def environment_settings(folder: Path) -> dict[str, Any] | None:
     """Return the settings of the one model of a folder in environment variables of MLServer or LMI, None if none."""
-    for environment_table in (files.environment_table, serving.environment_table):
+    for environment_table, dialect in ((files.environment_table, files.DIALECT), (serving.environment_table, None)):
         table = environment_table(folder)
         if table is not None:
-            return _parse_table(table, folder)
+            return {**_parse_table(table, folder), "dialect": dialect}
     return None
 
 

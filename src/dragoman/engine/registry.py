@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from dragoman.core import error_texts
 from dragoman.core.calls import Embed, Generate, Request, Tokenize
+from dragoman.core.dialect import OWN, Dialect
 from dragoman.core.errors import ModelNotFound, PathNotFound
 from dragoman.core.paths import match_handler
 from dragoman.core.spec import ModelSpec
-from dragoman.engine.deployment import Deployment
+from dragoman.engine.deployment import Deployment, dialect_of
 from dragoman.engine.version_routing import VersionRouting, WeightedVersions
 
 A = TypeVar("A")
@@ -22,8 +22,9 @@ _MAX_NAMED = 5  # models in an error
 class ModelRegistry:
     """Deployments by model name, then by version; version "" is that of a model without versions."""
 
-    def __init__(self, *, has_texts_of_mlserver: bool = False) -> None:
-        self._has_texts_of_mlserver = has_texts_of_mlserver
+    def __init__(self, dialect: Dialect = OWN) -> None:
+        self._server_dialect = dialect
+        self._dialects: dict[str, Dialect | None] = {}  # by model, also of those that are not loaded
         self._models: dict[str, dict[str, Deployment]] = {}
         self._single: dict[str, Deployment] = {}  # of models with one version
         self._routing: dict[str, VersionRouting] = {}
@@ -79,6 +80,7 @@ class ModelRegistry:
         keep_others: bool = False,
     ) -> list[Deployment]:
         """Set the versions of a model; with `keep_others` its other versions stay. Return the replaced deployments."""
+        self.note_dialects({name: [d.spec for d in versions.values()]})
         before = self._models.get(name, {})
         others = {v: d for v, d in before.items() if keep_others and v not in versions}
         self._models[name] = {**others, **versions}
@@ -140,20 +142,34 @@ class ModelRegistry:
             return single
         versions = self._models.get(name)
         if not versions:
-            raise ModelNotFound(self.unknown(name, version) or error_texts.unknown_model(name))
+            raise ModelNotFound(self.unknown(name, version))
         if not version and (weighted := self._weighted.get(name)) is not None:
             return weighted.largest()
         default = self.routing(name).default_version
         deployment = versions.get(version or (default if default in versions else self._newest(name)))
         if deployment is None:
-            existing = ", ".join(v for v in self.versions(name) if v) or "no versions"
-            text = self.unknown(name, version) or f"{error_texts.unknown_version(name, version)}; there are {existing}"
-            raise ModelNotFound(text)
+            raise ModelNotFound(self.unknown(name, version))
         return deployment
 
+    def note_dialects(self, specs: Mapping[str, Iterable[ModelSpec]]) -> None:
+        """Remember the dialects of models, for errors and control requests when they are not loaded."""
+        self._dialects |= {name: dialect_of(spec) for name, each in specs.items() for spec in each}
+
+    def dialect_of(self, name: str) -> Dialect:
+        """Return the dialect of errors about a model, which may not exist: its own if the server has one, else ours.
+
+        The name of an unknown model says nothing about its clients: with models of several dialects it is ours.
+        """
+        server = self._server_dialect
+        if server == OWN:
+            return OWN
+        if name in self._dialects:
+            return self._dialects[name] or server
+        return server if {*self._dialects.values()} <= {None, server} else OWN
+
     def unknown(self, name: str, version: str = "") -> str:
-        """Return the text of MLServer for a model that does not exist, "" if errors have those of Triton."""
-        return error_texts.unknown_model_of_mlserver(name, version) if self._has_texts_of_mlserver else ""
+        """Return the text of the error for a model or version that is not served."""
+        return self.dialect_of(name).unknown(name, version, self.versions(name))
 
     def resolve_adapter(self, request: Request[A], error: ModelNotFound) -> Request[A]:
         """Return a request for text or tokens that names an adapter instead of a model, with its model.
@@ -176,7 +192,7 @@ class ModelRegistry:
         answering = {each.spec.name for each in self.all() if each.answers(type(request.call))}
         names = sorted(name for name in answering if request.models is None or name in request.models)
         is_text = isinstance(request.call, Generate | Tokenize | Embed)
-        if not is_text or not names or request.model in self._models or self._has_texts_of_mlserver:
+        if not is_text or not names or request.model in self._models or self.dialect_of(request.model) != OWN:
             return error
         more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
         return ModelNotFound(f"{error.message}; there are {', '.join(names[:_MAX_NAMED])}{more}")

@@ -12,14 +12,14 @@ from msgspec import structs
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import Overloaded
-from dragoman.core.schedule import ScheduleOptions
+from dragoman.core.schedule import PRIORITY, TIMEOUT, ScheduleOptions
 from dragoman.core.tensor import NONE
 from dragoman.engine.batching import Batcher, Key, Member
 from dragoman.system.request_context import get_context
 from dragoman.workers.pool import Pool
 
 # Parameters that order the queue. The model does not see them: they must not keep calls from being merged.
-_PARAMETERS = ("priority", "timeout")
+_PARAMETERS = (PRIORITY, TIMEOUT)
 # Offset between the levels of the order, larger than any clock: all calls of a level come before the next level, and
 # within a level those that have waited too long come last.
 _LEVEL_S = 1e9
@@ -59,7 +59,7 @@ class ScheduledBatcher(Batcher):
         options, loop, now_s = self._options, asyncio.get_running_loop(), time.monotonic()
         call: Any = request.call
         parameters = call.parameters if isinstance(call, Infer) else NONE
-        level = options.level(parameters.get("priority"))
+        level = options.level(parameters.get(PRIORITY))
         if not parameters.keys().isdisjoint(_PARAMETERS):
             rest = {name: value for name, value in parameters.items() if name not in _PARAMETERS}
             call = structs.replace(call, parameters=rest)
@@ -75,7 +75,8 @@ class ScheduledBatcher(Batcher):
         )  # fmt: skip
         self._insert(key, member)
         self._dispatch_soon()
-        timer = loop.call_later(policy.timeout_s, self._expire, key, member) if policy.timeout_s else None
+        wait_s = policy.wait_s(parameters)
+        timer = loop.call_later(wait_s, self._expire, key, member) if wait_s else None
         try:
             return await member.answer
         except asyncio.CancelledError:

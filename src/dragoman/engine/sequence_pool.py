@@ -18,6 +18,7 @@ from dragoman.core.callers import share_of
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, SequenceLost
 from dragoman.core.metrics import Family, Sample, sum_families
+from dragoman.core.schedule import requested_timeout_s
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus
@@ -51,6 +52,8 @@ class SequencePool:
     def __init__(self, pools: Sequence[Pool], loaded: Loaded, spec: ModelSpec, options: SequenceOptions) -> None:
         self._spec = spec
         self._options = options
+        # Whether the timeout of a request is that of waiting for a slot; otherwise it is its deadline.
+        self._limits_waits = spec.dialect is not None and spec.dialect.timeout == "queue"
         self.max_rows = spec.max_batch_size if loaded.signature.batched else 0
         slots = options.max_candidates if options.strategy == "oldest" else max(1, self.max_rows)
         self._workers = [SequenceWorker(pool, slots) for pool in pools]
@@ -167,6 +170,8 @@ class SequencePool:
         call = structs.replace(call, sequences=(step,))
         turn = SequenceTurn(request, call, asyncio.get_running_loop().create_future(), stream_ended)
         sequence.turns.append(turn)
+        if sequence.worker is None and self._limits_waits:
+            self._limit_wait(sequence, turn)
         if step.end:
             self._forget(sequence)
         else:
@@ -176,6 +181,19 @@ class SequencePool:
             sequence.worker.ready.append(sequence)
             self._dispatch_soon()
         return sequence, turn
+
+    def _limit_wait(self, sequence: LiveSequence, turn: SequenceTurn) -> None:
+        """Reject a sequence that still waits for a slot after the timeout of one of its requests, if that has one."""
+
+        def reject() -> None:
+            if sequence.worker is None and sequence in self._backlog:
+                self._backlog.remove(sequence)
+                self._forget(sequence)
+                self._fail_turns(sequence, Overloaded(error_texts.SEQUENCE_TIMEOUT))
+
+        if timeout_s := requested_timeout_s(turn.call.parameters):
+            timer = asyncio.get_running_loop().call_later(timeout_s, reject)
+            turn.response.add_done_callback(lambda _: timer.cancel())
 
     def _begin(self, key: SequenceKey, live: LiveSequence | None) -> LiveSequence:
         """Start a sequence, which ends a live one of the same id: what is queued of that is still computed."""

@@ -10,7 +10,7 @@ from msgspec import structs
 from dragoman.core import error_texts
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import InvalidInput, NotReady
-from dragoman.core.sequences import SequenceStep, check_id_type
+from dragoman.core.sequences import SequenceStep, check_id_type, parse_id
 from dragoman.system.request_context import Context, get_context
 from dragoman.workers.pool import Pool
 
@@ -29,12 +29,11 @@ def pop_step(call: Infer, model: str, ids: str = "any") -> tuple[Infer, Sequence
     id_, start, end = (parameters.pop(name, False) for name in _PARAMETERS)
     if not id_:  # also 0 and "", which clients send for no sequence
         raise InvalidInput(error_texts.missing_sequence_id(model))
-    if isinstance(id_, bool) or not isinstance(id_, int | str) or (isinstance(id_, int) and id_ < 0):
-        raise InvalidInput(f"parameter 'sequence_id': expected a positive integer or text, got {id_!r}")
-    check_id_type(id_, model, ids)
-    if isinstance(id_, str) and len(id_.encode()) > _MAX_ID_BYTES:
+    parsed = parse_id(id_)
+    check_id_type(parsed, model, ids)
+    if isinstance(parsed, str) and len(parsed.encode()) > _MAX_ID_BYTES:
         raise InvalidInput(error_texts.LONG_SEQUENCE_ID)
-    return structs.replace(call, parameters=parameters), SequenceStep(id_, _flag("start", start), _flag("end", end))
+    return structs.replace(call, parameters=parameters), SequenceStep(parsed, _flag("start", start), _flag("end", end))
 
 
 def _flag(name: str, value: object) -> bool:

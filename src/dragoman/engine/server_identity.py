@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from dragoman._version import __version__
 from dragoman.core.calls import ServerDescription
+from dragoman.core.dialect import OWN, Dialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,8 +14,8 @@ class ServerIdentity:
     `control_token` authorizes model control; "" disables it unless `control_open` is set. It also shows the reasons of
     failed loads, as does `has_open_reasons`. `default_model` answers calls without a model name; "" leaves these to the
     only model that can. Without `load_at_start` models are loaded on request only, and the server is ready without any.
-    `loads_new_models`: whether `sync` loads models that were not on disk before. `has_texts_of_mlserver`: errors about
-    unknown models read as in MLServer.
+    `loads_new_models`: whether `sync` loads models that were not on disk before. `dialect`: of errors about models that
+    have none of their own.
     """
 
     name: str = "dragoman"
@@ -26,7 +27,7 @@ class ServerIdentity:
     default_model: str = ""
     load_at_start: bool = True
     loads_new_models: bool = True
-    has_texts_of_mlserver: bool = False
+    dialect: Dialect = OWN
 
     @property
     def description(self) -> ServerDescription:

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf import text_format
@@ -10,6 +10,7 @@ from google.protobuf import text_format
 from dragoman.core import error_texts
 from dragoman.core.calls import MAX_REPLICAS
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
+from dragoman.core.options import suggestion
 from dragoman.formats import oip_messages as m
 from dragoman.formats.policy import Policy
 
@@ -28,13 +29,22 @@ _SETTINGS_NAMES = frozenset(
 )
 
 
-def parse_overrides(model: str, parameters: Mapping[str, Any], policy: Policy) -> tuple[str, Mapping[str, bytes]]:
+def parse_overrides(
+    model: str, parameters: Mapping[str, Any], policy: Policy, others: Sequence[str] = ()
+) -> tuple[str, Mapping[str, bytes]]:
     """Return the configuration that replaces that of a model, as the text of a `config.pbtxt`, and its new files.
 
-    Both are empty without such parameters; the files have the configuration among them. Raises Forbidden for what the
-    operator does not allow, and InvalidInput.
+    Both are empty without such parameters; the files have the configuration among them. `others` are the names of other
+    parameters of a load request. Raises Forbidden for what the operator does not allow, and InvalidInput.
     """
     files = {name: value for name, value in parameters.items() if name.startswith(_FILE)}
+    known = ("config", *others)
+    for name, value in parameters.items():
+        if value is not None and name not in known and name not in files:
+            raise InvalidInput(
+                f"failed to load '{model}', unrecognized parameter '{name[:64]}': expected "
+                f"{', '.join(map(repr, known))} or '{_FILE}VERSION/PATH'{suggestion(name, known)}"
+            )
     for name in files:
         _check_allowed(model, name, policy)
     config = parameters.get("config")

@@ -13,10 +13,12 @@ from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 from dragoman.core.errors import AlreadyLoaded, InvalidInput, ModelNotFound, NotSupported
+from dragoman.core.options import suggestion
 
 Buffer = bytes | bytearray | memoryview
 REGION = "shared_memory_region"
 SIZE = "shared_memory_byte_size"
+_PREFIX = "shared_memory_"
 _PARAMETERS = REGION, SIZE, "shared_memory_offset"
 DISABLED = "Client shared memory is disabled. Start the server with '--shared-memory' to enable."
 _FOLDER = "/dev/shm"  # noqa: S108 - POSIX shared memory on Linux
@@ -57,6 +59,9 @@ def pop_slice(parameters: dict[str, Any], where: str) -> RegionSlice | None:
     if REGION not in parameters:
         return None
     name, size, offset = (parameters.pop(key, 0) for key in _PARAMETERS)
+    for key in parameters:
+        if key.startswith(_PREFIX):  # misspelt, another part of the region would be used
+            raise InvalidInput(f"{where}: unknown parameter '{key[:64]}'{suggestion(key, _PARAMETERS)}")
     if not isinstance(name, str) or not name:
         raise InvalidInput(f"{where}: parameter '{REGION}' expects the name of a region, got {name!r}")
     for key, value in (("byte_size", size), ("offset", offset)):

@@ -28,6 +28,7 @@ from dragoman.core.errors import AlreadyLoaded, InvalidInput, ModelFailed, Overl
 from dragoman.generation.adapters import read_adapter
 from dragoman.generation.engine import GenerationEngine
 from dragoman.generation.input_processor import unknown_adapter
+from dragoman.system.threads import call_in_thread
 
 log = logging.getLogger("dragoman.generation")
 
@@ -189,7 +190,7 @@ class AdapterStore:
                     await freed.wait()
                     continue
                 try:
-                    await asyncio.to_thread(self._add, adapter, self._execute, is_new=False)
+                    await call_in_thread(self._add, adapter, self._execute, is_new=False)
                 except ModelFailed as error:
                     raise InvalidInput(error.message) from error
                 except Overloaded:  # another was loaded there meanwhile

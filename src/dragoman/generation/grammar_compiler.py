@@ -297,7 +297,8 @@ class GrammarCompiler(Generic[Result]):
         except InvalidInput as error:
             entry = _CacheEntry(None, str(error), len(grammar.text))
         except BaseException as error:  # also a panic of the library, which is written in Rust
-            log.exception("a grammar could not be compiled")
+            if not isinstance(error, DragomanError):
+                log.exception("a grammar could not be compiled")
             self._fail(grammar, future, public_error(error, "grammar: it cannot be compiled"))
             return
         with self._lock:

@@ -189,7 +189,8 @@ def test_fields_that_are_not_honoured_are_named_in_one_warning(
         (
             "max_batch_size: 4 dynamic_batching { priority_levels: 4 default_priority_level: 3 default_queue_policy {\n"
             "timeout_action: DELAY default_timeout_microseconds: 250000 max_queue_size: 7 }\n"
-            "priority_queue_policy { key: 2 value { max_queue_size: 3 } } priority_queue_policy { key: 9 value { } } }",
+            "priority_queue_policy { key: 2 value { max_queue_size: 3 allow_timeout_override: true } }\n"
+            "priority_queue_policy { key: 9 value { } } }",
             {
                 "schedule": ScheduleOptions(
                     priority_levels=4,
@@ -197,7 +198,14 @@ def test_fields_that_are_not_honoured_are_named_in_one_warning(
                     max_queue_size=7,
                     timeout_s=0.25,
                     timeout_action="delay",
-                    levels={"2": {"max_queue_size": 3, "timeout_s": 0.0, "timeout_action": "reject"}},
+                    levels={
+                        "2": {
+                            "max_queue_size": 3,
+                            "timeout_s": 0.0,
+                            "timeout_action": "reject",
+                            "allow_timeout_override": True,
+                        }
+                    },
                 )
             },
         ),

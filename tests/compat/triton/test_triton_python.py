@@ -158,16 +158,6 @@ class TritonPythonModel:
         time.sleep(0.3)
         return [response(1) for _ in requests]
 """,
-    # Calls `sleeper` with a timeout of IN microseconds; answers the code of the error.
-    "hurried": """
-class TritonPythonModel:
-    async def execute(self, requests):
-        call = pb_utils.InferenceRequest(
-            model_name="sleeper", inputs=requests[0].inputs(), timeout=number(requests[0]), trace=requests[0].trace()
-        )
-        answer = await call.async_exec()
-        return [response(answer.error().code() if answer.has_error() else -1)]
-""",
     # Answers how many requests were executed before; the first one waits for a file.
     "ordered": """
 class TritonPythonModel:
@@ -316,12 +306,6 @@ async def test_other_inputs_end_the_wait_of_a_batch(engine: Engine) -> None:
         assert await first == 1
         third = tasks.create_task(count(7, "IN", "IN2"))  # the batch is full
     assert (second.result(), third.result()) == (2, 2)
-
-
-@models("hurried", "sleeper")
-async def test_the_timeout_of_a_call(engine: Engine) -> None:
-    assert await infer(engine, "hurried", 10_000) == 1  # INTERNAL
-    assert await infer(engine, "hurried", 0) == -1
 
 
 @models("patient", "sleeper")

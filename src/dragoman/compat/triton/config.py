@@ -19,6 +19,7 @@ RUNTIME = "triton"
 # Memory for the responses of a model with `response_cache`, in bytes; in Triton it is a setting of the server.
 _CACHE_BYTES = 16 << 20
 _TYPE_STRING = 13  # of the enumeration DataType
+_MIN_IDLE_S = 0.001  # of a sequence; a shorter one would end it between two requests
 _MAX_SEQUENCES = 1024  # live ones of a model; in Triton their number has no limit
 
 _TENSORRT = "only TensorRT has such tensors"
@@ -45,10 +46,6 @@ FIELDS: Mapping[str, tuple[Effect, str]] = {
     "model_metrics": ("missing", "metrics have fixed buckets"),
     "dynamic_batching.preferred_batch_size": ("different", _NO_DELAY),
     "dynamic_batching.preserve_ordering": ("unused", "responses of a stream are in the order of their requests"),
-    "dynamic_batching.default_queue_policy.allow_timeout_override": (
-        "different",
-        "the timeout of a request is a deadline for its response, always",
-    ),
     "sequence_batching.direct.max_queue_delay_microseconds": ("unused", _NO_DELAY),
     "sequence_batching.direct.minimum_slot_utilization": ("unused", _NO_DELAY),
     "sequence_batching.oldest.max_queue_delay_microseconds": ("unused", _NO_DELAY),
@@ -115,7 +112,7 @@ class TritonModel:
             "strategy": "oldest",  # direct is the same with a slot for each row
             "max_candidates": slots,
             "max_sequences": max(_MAX_SEQUENCES, slots * self.replicas),
-            "idle_s": (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6,
+            "idle_s": max(_MIN_IDLE_S, (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6),
             "ids": self._sequence_ids(),
         }
 
@@ -151,6 +148,7 @@ def _queue_policy(policy: Any) -> dict[str, Any]:
         "max_queue_size": policy.max_queue_size,
         "timeout_s": policy.default_timeout_microseconds / 1e6,
         "timeout_action": "delay" if policy.timeout_action == policy.DELAY else "reject",
+        "allow_timeout_override": policy.allow_timeout_override,
     }
 
 

@@ -5,6 +5,7 @@ Not in the specification. `derivative` is `gradient`, `apply_jacobian` or `apply
 `sens` and `vec` are inputs of these names. The response has one output, named like the derivative.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from dragoman.core.calls import (
     Response,
 )
 from dragoman.core.errors import InvalidInput
+from dragoman.core.schedule import requested_deadline_s
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.core.vector_binding import config_in
 
@@ -49,7 +51,10 @@ def derivative_request(request: Request[Inference]) -> Request[Tensor] | None:
         if name not in inputs:
             raise InvalidInput(f"'{verb}' needs the vector '{name}'; expected an input of that name")
         fields[name] = inputs.pop(name)
-    derivative: Any = structs.replace(request, call=call_type(inputs=inputs, config=call.config, **fields))
+    # The call of a derivative does not have the parameters.
+    deadline_s = requested_deadline_s(call.parameters, request.deadline_s, time.monotonic())
+    derivative_call = call_type(inputs=inputs, config=call.config, **fields)
+    derivative: Any = structs.replace(request, call=derivative_call, deadline_s=deadline_s)
     return cast("Request[Tensor]", derivative)
 
 

@@ -1,15 +1,15 @@
 """Parts of the Open Inference Protocol that REST and gRPC share: extensions and their parameters."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dragoman.core.audit import log_change
 from dragoman.core.calls import Authorize, ConcurrentCalls, Infer, ModelDescription, Ready, Request, Response
 from dragoman.core.errors import InvalidInput
+from dragoman.core.options import suggestion
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.spec import COMPLETED_CONFIG, STATED_METADATA
-from dragoman.core.tensor import Parameters
+from dragoman.core.tensor import Parameters, Scalar
 from dragoman.core.text import TEMPLATE_TEXT
 from dragoman.formats.shared_regions import RegionSlice, pop_slice, require_regions
 from dragoman.protocols.wire import EngineCall, GrpcRequest, HttpRequest, Policy, bearer_token
@@ -18,8 +18,6 @@ Out = TypeVar("Out")
 RESERVED = "triton_"
 # Triton: the request parameter that asks a stream to mark its last response.
 WANTS_FINAL = "triton_enable_empty_final_response"
-# Triton's parameter is an unsigned 64-bit number; half of that is 292,000 years.
-_MAX_US = 1 << 63
 
 
 def extensions(*, has_control: bool, has_shared_memory: bool) -> tuple[str, ...]:
@@ -115,12 +113,21 @@ def metadata_tensors(specs: Iterable[TensorSpec]) -> Iterator[tuple[str, str, Sh
             yield spec.name, spec.datatype.name, _ONE_AXIS if spec.shape is None else spec.shape, parameters
 
 
-def parse_deadline(parameters: Parameters, deadline_s: float | None = None) -> float | None:
-    """Return the earlier of a transport's deadline and that of the parameter `timeout`, in microseconds from now.
+# Unsigned numbers of 64 bits, which clients send as the int64 of the same bits: the parameters of the protocol had no
+# other field at first.
+_UNSIGNED = ("sequence_id", "timeout")
 
-    Triton, schedule policy extension. Raises InvalidInput for an invalid timeout or priority, and for a parameter that
-    is reserved.
-    """
+
+def restore_unsigned(parameters: dict[str, Scalar]) -> None:
+    """Replace negative parameters of a gRPC request that are unsigned by the numbers of the same bits."""
+    for name in _UNSIGNED:
+        value = parameters.get(name)
+        if type(value) is int and value < 0:
+            parameters[name] = value + (1 << 64)
+
+
+def check_parameters(parameters: Parameters) -> None:
+    """Raise InvalidInput for a parameter of a request that is reserved."""
     for name in parameters:
         if name.startswith(RESERVED):
             raise InvalidInput(
@@ -129,19 +136,6 @@ def parse_deadline(parameters: Parameters, deadline_s: float | None = None) -> f
             )
     if "headers" in parameters:  # of the model's view of a request, as in Triton and MLServer
         raise InvalidInput("parameter 'headers' is reserved for the headers of the request, and cannot be sent")
-    priority = parameters.get("priority", 0)
-    if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
-        raise InvalidInput(f"Unable to parse 'priority': invalid value, expected value >= 0., got {priority!r:.32}")
-    timeout_us = parameters.get("timeout")
-    if timeout_us is None:
-        return deadline_s
-    if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or not 0 <= timeout_us < _MAX_US:
-        shown = str(timeout_us)[:32] if isinstance(timeout_us, int | float) else repr(timeout_us)
-        raise InvalidInput(f"parameter 'timeout': expected a number of microseconds below 2^63, got {shown}")
-    if timeout_us == 0:
-        return deadline_s
-    own_s = time.monotonic() + timeout_us / 1e6
-    return own_s if deadline_s is None else min(own_s, deadline_s)
 
 
 def check_counts(call: Infer, policy: Policy) -> None:
@@ -153,11 +147,22 @@ def check_counts(call: Infer, policy: Policy) -> None:
         raise InvalidInput(f"'outputs': expected at most {most}, got {len(call.outputs)}")
 
 
-def check_unload_parameters(parameters: Mapping[str, object]) -> None:
-    """Raise InvalidInput unless `unload_dependents` is a bool.
+# Parameters of a load request beside those that override the configuration or files of the model.
+LOAD_PARAMETERS = ("version", "version_weights")
+_UNLOAD_PARAMETERS = ("version", "unload_dependents")
 
-    Triton: it unloads the models that were loaded only because an ensemble needs them. No model is loaded so here.
+
+def check_unload_parameters(parameters: Mapping[str, object]) -> None:
+    """Raise InvalidInput for an unknown parameter, and unless `unload_dependents` is a bool.
+
+    Triton: it unloads the models that were loaded only because an ensemble needs them. No model is loaded so here. An
+    unknown parameter may be a misspelt `version`, without which all versions are unloaded.
     """
+    for name, value in parameters.items():
+        if value is not None and name not in _UNLOAD_PARAMETERS:
+            expected = " or ".join(map(repr, _UNLOAD_PARAMETERS))
+            near = suggestion(name, _UNLOAD_PARAMETERS)
+            raise InvalidInput(f"unrecognized parameter '{name[:64]}': expected {expected}{near}")
     dependents = parameters.get("unload_dependents", False)
     if not isinstance(dependents, bool):
         raise InvalidInput(f"parameter 'unload_dependents': expected true or false, got {dependents!r}")

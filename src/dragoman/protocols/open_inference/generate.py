@@ -34,7 +34,7 @@ from dragoman.core.text import Generation, Sampling, Text
 from dragoman.core.text_limits import MAX_STOPS, MAX_WORDS
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.protocols.open_inference import messages, rest
-from dragoman.protocols.open_inference.extensions import parse_deadline
+from dragoman.protocols.open_inference.extensions import check_parameters
 from dragoman.protocols.open_inference.generate_tensors import generate_response, infer_call, parse_generate_object
 from dragoman.protocols.open_inference.rest_request import path_model
 from dragoman.protocols.text_common.parameters import (
@@ -213,8 +213,8 @@ class OpenInferenceGenerate:
 
     def _infer_request(self, http: HttpRequest, model: ModelDescription) -> tuple[Request[Inference], str]:
         call, id_ = infer_call(parse_generate_object(bytes(http.body)), model, self._policy)
-        deadline_s = parse_deadline(call.parameters)
-        return structs.replace(build_request(call, http, self._policy), id=id_, deadline_s=deadline_s), id_
+        check_parameters(call.parameters)
+        return structs.replace(build_request(call, http, self._policy), id=id_), id_
 
     # --- text models -----------------------------------------------------------------------------------------
 

@@ -342,23 +342,25 @@ def _repository_load(policy: Policy, request: GrpcRequest) -> EngineCall[None, b
     message = m.parse_message(m.RepositoryModelLoadRequest, request.body)
     parameters = m.parameters_from_proto(message.parameters, "")
     weights = oip.parse_version_weights(parameters)
-    config, files = parse_overrides(message.model_name, parameters, policy)
+    config, files = parse_overrides(message.model_name, parameters, policy, oip.LOAD_PARAMETERS)
     call = Load(bearer_token(request.metadata), version_weights=weights, config=config, files=files)
-    load = _control_request(call, message, request)
+    load = _control_request(call, message, request, parameters)
     return _message_call(load, lambda _: m.RepositoryModelLoadResponse())
 
 
 def _repository_unload(request: GrpcRequest) -> EngineCall[None, bytes]:
     message = m.parse_message(m.RepositoryModelUnloadRequest, request.body)
-    unload = _control_request(Unload(bearer_token(request.metadata)), message, request)
+    parameters = m.parameters_from_proto(message.parameters, "")
+    oip.check_unload_parameters(parameters)
+    unload = _control_request(Unload(bearer_token(request.metadata), may_be_unknown=True), message, request, parameters)
     return _message_call(unload, lambda _: m.RepositoryModelUnloadResponse())
 
 
-def _control_request(call: Call[None], message: Any, request: GrpcRequest) -> Request[None]:
+def _control_request(
+    call: Call[None], message: Any, request: GrpcRequest, parameters: Mapping[str, Any]
+) -> Request[None]:
     """Return the request to load or unload the model of a message, and the version if a parameter names one."""
     _check_repository(message)
-    parameters = m.parameters_from_proto(message.parameters, "")
-    oip.check_unload_parameters(parameters)
     version = parameters.get("version", "")
     if not isinstance(version, str):
         raise InvalidInput(f"parameter 'version': expected text, got {version!r}")

@@ -75,11 +75,11 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         parameters = parameters_from_proto(message.parameters, "")
         final = _pop_wants_final(parameters)
         names, classes, types, region_slices = _parse_outputs(message.outputs, policy)
+        oip.restore_unsigned(parameters)
+        oip.check_parameters(parameters)
         call = Infer(_parse_inputs(message, raw, packed, policy), names, parameters, content_types=types)
-        deadline_s = oip.parse_deadline(parameters, request.deadline_s)
     else:
         call, final, classes, region_slices = Infer(_parse_inputs(message, raw, packed, policy)), None, {}, {}
-        deadline_s = request.deadline_s
     is_raw = bool(raw) or not message.inputs
     contents = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
     id_, version = message.id, message.model_version
@@ -89,7 +89,7 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
     if len(call.inputs) + len(call.outputs) > 1:
         oip.check_counts(call, policy)
-    return Request(call, model, version, id_, deadline_s, metadata), options
+    return Request(call, model, version, id_, request.deadline_s, metadata), options
 
 
 def _region_names(message: Any) -> list[str]:

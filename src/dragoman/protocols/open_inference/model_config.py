@@ -21,6 +21,8 @@ _PLATFORMS = {
     "openvino": ("openvino", "openvino"),
     "python": ("python", "python"),
 }
+_GPU_ONLY = "tensorrt"
+_IDLE_US = 1_000_000  # of a sequence without a limit
 
 
 def config_message(model: ModelDescription) -> Any:
@@ -62,6 +64,11 @@ def _complete_config(config: Any, model: ModelDescription) -> Any:
         config.dynamic_batching.SetInParent()
     if config.HasField("dynamic_batching") and not config.dynamic_batching.preferred_batch_size:
         config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
+    if config.HasField("sequence_batching"):
+        batching = config.sequence_batching
+        batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or _IDLE_US
+        if batching.HasField("oldest") and not batching.oldest.preferred_batch_size and config.max_batch_size:
+            batching.oldest.preferred_batch_size.append(config.max_batch_size)
     return config
 
 
@@ -69,6 +76,7 @@ def _make_config(model: ModelDescription) -> Any:
     """Return the ModelConfig of a model without `config.pbtxt`."""
     platform, backend = _PLATFORMS.get(model.platform.partition("_")[0], (model.platform, model.platform))
     signature, skipped_axes = model.signature, 1 if model.max_batch_size else 0
+    kind = "KIND_GPU" if model.platform.startswith(_GPU_ONLY) else "KIND_CPU"
     config = m.ModelConfig(
         name=model.name,
         platform=platform,
@@ -79,7 +87,7 @@ def _make_config(model: ModelDescription) -> Any:
             {**tensor, "label_filename": model.labels[spec.name].file if spec.name in model.labels else ""}
             for tensor, spec in _tensors(signature.outputs, skipped_axes)
         ],
-        instance_group=[{"name": model.name, "count": model.replicas, "kind": "KIND_MODEL"}],
+        instance_group=[{"name": model.name, "count": model.replicas, "kind": kind}],
         default_model_filename=_file_name(model.path),
         optimization={"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}},
     )

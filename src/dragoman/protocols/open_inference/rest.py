@@ -53,6 +53,7 @@ from dragoman.protocols.open_inference import messages, server_settings, shared_
 from dragoman.protocols.open_inference.classification import classified_call, classify
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.extensions import (
+    LOAD_PARAMETERS,
     check_unload_parameters,
     metadata_tensors,
     parse_version_weights,
@@ -289,7 +290,7 @@ class OpenInferenceRest:
 
     def load(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         parameters = parse_control_request(http, self._policy).parameters or {}
-        config, files = parse_overrides(http.params["model"], parameters, self._policy)
+        config, files = parse_overrides(http.params["model"], parameters, self._policy, LOAD_PARAMETERS)
         weights = parse_version_weights(parameters)
         call = Load(bearer_token(http.headers), version_weights=weights, config=config, files=files)
         return self._control(call, http, parameters)
@@ -297,7 +298,7 @@ class OpenInferenceRest:
     def unload(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         parameters = parse_control_request(http, self._policy).parameters or {}
         check_unload_parameters(parameters)
-        return self._control(Unload(bearer_token(http.headers)), http, parameters)
+        return self._control(Unload(bearer_token(http.headers), may_be_unknown=True), http, parameters)
 
     def _control(
         self, call: Load | Unload, http: HttpRequest, parameters: Mapping[str, Any]

@@ -21,14 +21,14 @@ from dragoman.formats.shared_regions import Region, RegionSlice
 from dragoman.protocols.open_inference.classification import parse_class_count
 from dragoman.protocols.open_inference.extensions import (
     check_counts,
+    check_parameters,
     parse_content_type,
-    parse_deadline,
     parse_output_region,
 )
 from dragoman.protocols.wire import HttpRequest, Policy
 
 
-class ControlBody(msgspec.Struct):
+class ControlBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of a request to list, load or unload models."""
 
     ready: bool | None = None
@@ -86,14 +86,15 @@ def parse_infer_request(http: HttpRequest, policy: Policy) -> tuple[Request[Infe
             raise InvalidInput(f"{error.message}; {hint}") from error
         raise
     metadata = policy.forwarded_headers(http.headers) if policy.forward_headers else {}
-    call, options, deadline = Infer(body.inputs), _JSON_OUTPUTS, None
+    call, options = Infer(body.inputs), _JSON_OUTPUTS
     if body.parameters or body.outputs or len(body.inputs) != 1:
         call, options = _parse_call(body, policy)
-        deadline = parse_deadline(body.parameters) if body.parameters else None
+        if body.parameters:
+            check_parameters(body.parameters)
     if body.regions:
         options = msgspec.structs.replace(options, held=body.regions)
     model, version = http.params.get("model", ""), http.params.get("version", "")
-    return Request(call, model, version, body.id or "", deadline, metadata), options, body.id
+    return Request(call, model, version, body.id or "", None, metadata), options, body.id
 
 
 def _parse_call(body: RequestBody, policy: Policy) -> tuple[Infer, RestOutputOptions]:

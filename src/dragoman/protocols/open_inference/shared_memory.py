@@ -26,7 +26,7 @@ from dragoman.protocols.wire import (
 )
 
 
-class SystemRegion(msgspec.Struct):
+class SystemRegion(msgspec.Struct, forbid_unknown_fields=True):
     """A region of system shared memory: `key` is its name in /dev/shm, `offset` and `byte_size` are in bytes."""
 
     key: str | None = None

@@ -1,5 +1,6 @@
 """The runtime of MLServer's models: custom classes derived from its MLModel, and its classes for libraries."""
 
+from dragoman.compat.files import DIALECT
 from dragoman.core.runtime import Runtime, lazy_function
 from dragoman.core.spec import ModelSpec, Placement
 
@@ -13,5 +14,6 @@ RUNTIME = Runtime(
     load=lazy_function("dragoman.runtimes.mlserver.model:load"),
     uri_is_path=False,
     placement=_placement,
+    dialect=DIALECT,
     check=lazy_function("dragoman.runtimes.mlserver.library:check"),
 )

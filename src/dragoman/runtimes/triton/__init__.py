@@ -4,6 +4,7 @@ from pathlib import Path
 
 from dragoman import plugins
 from dragoman.compat.triton.backends import CONFIG_FILE, ENSEMBLE, PYTHON, is_version_folder
+from dragoman.core.dialect import Dialect
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime, lazy_function
@@ -61,6 +62,7 @@ _LOADERS = {
 
 RUNTIME = Runtime(
     load=_load,
+    dialect=Dialect(timeout="queue"),
     folder_files=(CONFIG_FILE,),
     is_model_folder=is_version_folder,
     priority=100,

@@ -3,7 +3,6 @@
 import json
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,6 +13,7 @@ from dragoman import plugins
 from dragoman.compat.triton import pb_utils
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, ModelNotFound, NotReady, NotSupported
+from dragoman.core.schedule import TIMEOUT
 from dragoman.core.spec import ResponseStream, SiblingModels
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.config_override import parse_overrides
@@ -144,12 +144,12 @@ def _to_call(request: pb_utils.InferenceRequest, end_s: float | None) -> Request
         parameters["sequence_id"] = request.correlation_id()
         parameters["sequence_start"] = bool(request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
         parameters["sequence_end"] = bool(request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+    if request.timeout() > 0:
+        parameters[TIMEOUT] = request.timeout()
     inputs = {tensor.name(): Tensor.of(tensor.elements()) for tensor in request.inputs()}
     call = Infer(inputs, tuple(request.requested_output_names()), parameters)
     version = "" if request.model_version < 0 else str(request.model_version)
-    ends = [end_s, time.monotonic() + request.timeout() / 1e6 if request.timeout() > 0 else None]
-    deadline_s = min((each for each in ends if each is not None), default=None)
-    return Request(call, request.model_name, version, request.request_id(), deadline_s)
+    return Request(call, request.model_name, version, request.request_id(), end_s)
 
 
 # --- the module that models import -----------------------------------------------------------------------

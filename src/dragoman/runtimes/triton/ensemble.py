@@ -325,8 +325,7 @@ def _request(request: Request[Inference], step: _EnsembleStep, tensors: Mapping[
     given = {theirs: tensors[ours] for theirs, ours in step.inputs.items() if ours in tensors}
     inputs = {theirs: _with_rank(tensor, step.ranks.get(theirs)) for theirs, tensor in given.items()}
     call: Any = request.call
-    parameters = {name: value for name, value in call.parameters.items() if name != "timeout"}
-    sub_call = Infer(inputs, tuple(step.outputs.values()), parameters)
+    sub_call = Infer(inputs, tuple(step.outputs.values()), call.parameters)
     return Request(sub_call, step.model, step.version, request.id, request.deadline_s, request.metadata)
 
 

@@ -27,7 +27,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.model import Model
 from dragoman.core.schedule import ScheduleOptions
-from dragoman.core.sequences import SequenceStep
+from dragoman.core.sequences import SequenceStep, parse_id
 from dragoman.core.signature import Signature
 from dragoman.core.spec import COMPLETED_CONFIG, ModelSpec
 from dragoman.core.tensor import Scalar, Tensor
@@ -205,8 +205,8 @@ class PythonBackendModel(Model):
             self._sequences.check_id(id_)  # the engine checks those of other sequences
         pending = PendingRequest(request, rows, deliver_on_loop)
         self._queue.put(pending)
-        if timeout_s := self._schedule.policy(pending.order[0]).timeout_s:
-            loop.call_later(timeout_s, self._queue.expire, pending)
+        if wait_s := self._schedule.policy(pending.order[0]).wait_s(call.parameters):
+            loop.call_later(wait_s, self._queue.expire, pending)
         return pending
 
     def unavailable(self) -> str:
@@ -312,12 +312,14 @@ def _check_completed(config: Mapping[str, Any]) -> None:
 
 
 def _step(call: Infer) -> SequenceStep:
-    """Return the place of a call in its sequence. Other models than stateful ones see it in the parameters."""
+    """Return the place of a call in its sequence. Other models than stateful ones see it in the parameters.
+
+    Raises InvalidInput for an id that is neither an integer nor text.
+    """
     if call.sequences:
         return call.sequences[0]
-    id_ = call.parameters.get("sequence_id", 0)
     start, end = (bool(call.parameters.get(name)) for name in ("sequence_start", "sequence_end"))
-    return SequenceStep(id_ if isinstance(id_, int | str) else 0, start, end)
+    return SequenceStep(parse_id(call.parameters.get("sequence_id", 0)), start, end)
 
 
 def _load_class(spec: ModelSpec, access: ServerAccess | None) -> Any:
