@@ -114,7 +114,7 @@ class KServeModel(Model):
     """A model of KServe. A call runs `preprocess`, `predict` or `explain`, and `postprocess`."""
 
     takes_request = True
-    platform = "kserve"
+    platform = "kserve_model"
 
     def __init__(self, spec: ModelSpec, model: Any, predictor: Any) -> None:
         super().__init__(spec)

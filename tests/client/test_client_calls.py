@@ -58,7 +58,7 @@ def test_health_and_metadata(client: Any) -> None:
     assert client.ready("Rows")
     assert client.metadata().name == "dragoman"
     metadata = client.metadata("Rows")
-    assert (metadata.name, metadata.platform, metadata.versions) == ("Rows", "python", ())
+    assert (metadata.name, metadata.platform, metadata.versions) == ("Rows", "python_function", ())
     assert metadata.signature.inputs == Rows.inputs
     assert metadata.signature.outputs == Rows.outputs
 

@@ -149,7 +149,7 @@ async def test_a_stream_yields_chunks_before_its_error() -> None:
 async def test_model_and_server_metadata() -> None:
     async with dragoman.open_engine(Doubler, Counter) as engine:
         description = (await engine.call(Request(Describe(), "Doubler"))).answer
-        assert (description.name, description.versions, description.platform) == ("Doubler", (), "python")
+        assert (description.name, description.versions, description.platform) == ("Doubler", (), "python_function")
         assert [s.name for s in description.signature.outputs] == ["y", "sum"]
         assert (await engine.call(Request(ListModels()))).answer == ("Counter", "Doubler")
         assert (await engine.call(Request(DescribeServer()))).answer.name == "dragoman"

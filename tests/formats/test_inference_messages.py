@@ -104,6 +104,23 @@ def test_responses_convert_to_dict_and_json() -> None:
     assert InferenceResponse.from_json(bare.to_json()).to_dict() == bare.to_dict()
 
 
+@pytest.mark.parametrize("kind", [InferenceRequest, InferenceResponse])
+def test_plain_values_are_no_objects(kind: Any) -> None:
+    """`InferenceRequest(**values)`, which works with MLServer's types, says what reads them here."""
+    field = "inputs" if kind is InferenceRequest else "outputs"
+    with pytest.raises(TypeError, match=f"'{field}': expected \\w+, got dict; {kind.__name__}.from_dict reads plain"):
+        kind(**{field: [NUMBERS_DICT]})
+    assert kind.from_dict({field: [NUMBERS_DICT], "model_name": "m"}).tensors["x"].shape == (1, 2)
+
+
+def test_tensors_of_other_types_are_rejected() -> None:
+    with pytest.raises(TypeError, match="RequestOutput, got dict"):
+        InferenceRequest(inputs=[], outputs=[{"name": "y"}])  # type: ignore[list-item]
+    for kind in (RequestInput, ResponseOutput):
+        with pytest.raises(TypeError, match="'tensor': expected Tensor, got ndarray"):
+            kind("x", np.zeros(2))  # type: ignore[arg-type]
+
+
 def test_a_tensor_from_a_dict() -> None:
     tensor = RequestInput.from_dict(NUMBERS_DICT)
     assert (tensor.name, tensor.shape, tensor.parameters) == ("x", [1, 2], {"content_type": "np"})

@@ -136,7 +136,7 @@ def test_a_graph_over_open_inference(servers: tuple[ServerProcess, ServerProcess
     graph, _ = servers
     status, description, _ = graph.request("GET", "/v2/models/posterior")
     assert status == 200
-    assert description["platform"] == "graph"
+    assert description["platform"] == "dragoman_graph"
     assert [(t["name"], t["shape"]) for t in (*description["inputs"], *description["outputs"])] == [
         ("m", [3]),
         ("post", [1]),

@@ -505,7 +505,7 @@ async def test_t37_requests_are_checked_against_free_axes_in_metadata(server: Re
     expected = (await server.request("GET", "/v2/models/Adder")).json
     assert expected == {
         "name": "Adder",
-        "platform": "python",
+        "platform": "python_function",
         "inputs": [{"name": n, "datatype": "INT32", "shape": [-1, 2]} for n in ("INPUT0", "INPUT1")],
         "outputs": [{"name": n, "datatype": "INT32", "shape": [-1, 2]} for n in ("SUM", "DIFF")],
     }

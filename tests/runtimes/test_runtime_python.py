@@ -40,7 +40,7 @@ def test_a_plain_function() -> None:
     loaded.load()
     assert loaded.signature().inputs == (TensorSpec("x", FP32),)
     assert loaded.signature().outputs == (TensorSpec("output-0", FP32),)
-    assert (loaded.placement, loaded.platform, loaded.spec.name) == ("", "python", "m")
+    assert (loaded.placement, loaded.platform, loaded.spec.name) == ("", "python_function", "m")
     assert _infer(loaded, np.ones(2, np.float32)) == [2, 2]
 
 
@@ -126,7 +126,7 @@ def test_a_file_with_one_model(tmp_path: Path) -> None:
     path = tmp_path / "other.py"
     path.write_text(IMPORTS + "@r.model(platform='f')\ndef f(x: float) -> float:\n    return x\n\ndef g():\n    pass\n")
     assert load(_spec(uri=str(path))).platform == "f"
-    assert load(_spec(uri=f"{__name__}:Plain")).platform == "python"
+    assert load(_spec(uri=f"{__name__}:Plain")).platform == "python_function"
 
 
 def test_files_without_a_model_or_with_several(tmp_path: Path) -> None:

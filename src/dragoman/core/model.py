@@ -44,7 +44,7 @@ class Model:
     outputs: tuple[TensorSpec, ...] = ()
     batched: bool = False
     merges: int = 64
-    platform: str = "python"
+    platform: str = "python_function"
     placement: Placement = ""
     handlers: tuple[str, ...] = ()
     takes_request: bool = False

@@ -24,6 +24,9 @@ class NamedTensor:
     name: str
     tensor: Tensor
 
+    def __post_init__(self) -> None:
+        _check_types(type(self).__name__, "tensor", [self.tensor], Tensor, "Tensor.of(array) makes one")
+
     @property
     def datatype(self) -> str:
         """The datatype's name on the wire."""
@@ -92,6 +95,11 @@ class InferenceRequest:
     parameters: Parameters = NONE
     id: str = ""
 
+    def __post_init__(self) -> None:
+        hint = "InferenceRequest.from_dict reads plain JSON values"
+        _check_types("InferenceRequest", "inputs", self.inputs, RequestInput, hint)
+        _check_types("InferenceRequest", "outputs", self.outputs, RequestOutput, hint)
+
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The inputs by name."""
@@ -148,6 +156,10 @@ class InferenceResponse:
     parameters: Parameters = NONE
     id: str = ""
 
+    def __post_init__(self) -> None:
+        hint = "InferenceResponse.from_dict reads plain JSON values"
+        _check_types("InferenceResponse", "outputs", self.outputs, ResponseOutput, hint)
+
     @classmethod
     def of(cls, outputs: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], **fields: Any) -> Self:
         """Create a response from tensors by name."""
@@ -192,6 +204,13 @@ class InferenceResponse:
             **({"parameters": dict(self.parameters)} if self.parameters else {}),
             "outputs": outputs,
         }
+
+
+def _check_types(owner: str, name: str, values: Iterable[Any], kind: type, hint: str) -> None:
+    """Raise TypeError unless all values of an attribute are of one type."""
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"{owner}: '{name}': expected {kind.__name__}, got {type(value).__name__}; {hint}")
 
 
 def elements(tensor: Tensor) -> list[Any]:

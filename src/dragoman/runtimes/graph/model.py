@@ -207,7 +207,7 @@ class GraphModel(WaitingModel):
     in a process of its own, unless it calls other models of the server.
     """
 
-    platform = "graph"
+    platform = "dragoman_graph"
 
     def __init__(self, spec: ModelSpec) -> None:
         self._path = Path(spec.uri)

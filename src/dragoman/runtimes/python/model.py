@@ -52,7 +52,7 @@ def model(function: Any = None, **options: Any) -> Any:
     inputs, outputs: its tensors, instead of those of its annotations.
     batched: the first axis of every array counts independent rows, so that calls may be merged.
     placement: "inline", "thread" or "process"; by default "process", or "thread" for an object passed to `serve`.
-    platform: the framework, for metadata; "python" by default.
+    platform: the framework, for metadata; "python_function" by default.
     """
     options |= {key: tuple(options[key]) for key in ("inputs", "outputs") if key in options}
     declared = ModelDeclaration(**options)

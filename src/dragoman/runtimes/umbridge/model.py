@@ -43,7 +43,7 @@ class UmBridgeModel(WaitingModel):
     """
 
     placement: Placement = "inline"
-    platform = "umbridge"
+    platform = "umbridge_model"
     function: RemoteFunction
 
     def __init__(self, spec: ModelSpec) -> None:
