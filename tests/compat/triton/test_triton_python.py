@@ -246,7 +246,7 @@ async def engine(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
     for name in request.param:
         write(tmp_path / name / "config.pbtxt", f'backend: "python" {NUMBER_TENSORS}{OPTIONS.get(name, "")}')
         write(tmp_path / name / "1" / "model.py", NUMBER_HEAD + MODELS[name])
-    async with dragoman.open_engine(tmp_path) as engine:
+    async with dragoman.open_engine(tmp_path, trial_s=0) as engine:
         yield engine
 
 
@@ -345,7 +345,7 @@ async def test_priorities_and_limits_of_the_queue(tmp_path: Path, action: str) -
     folder = tmp_path / "ordered"
     write(folder / "config.pbtxt", f'backend: "python" {NUMBER_TENSORS}{QUEUE.replace("ACTION", action)}')
     write(folder / "1" / "model.py", NUMBER_HEAD + MODELS["ordered"])
-    async with dragoman.open_engine(tmp_path) as engine:
+    async with dragoman.open_engine(tmp_path, trial_s=0) as engine:
 
         async def send(*priorities: int) -> list[asyncio.Task[int]]:
             tasks = [asyncio.create_task(infer(engine, "ordered", 1, priority)) for priority in priorities]
@@ -423,7 +423,7 @@ async def test_datatypes_and_dims_are_completed(tmp_path: Path, complete: bool) 
     tensors = 'input { name: "IN" data_type: TYPE_INT32 } output { name: "OUT" dims: 1 }'
     write(tmp_path / "m" / "config.pbtxt", f'backend: "python" {tensors}')
     write(tmp_path / "m" / "1" / "model.py", NUMBER_HEAD + COMPLETING.replace("COMPLETE", str(complete)))
-    async with dragoman.open_engine(tmp_path) as engine:
+    async with dragoman.open_engine(tmp_path, trial_s=0) as engine:
         (entry,) = (await engine.call(Request(States()))).answer
         if complete:
             assert await infer(engine, "m", 7) == 7

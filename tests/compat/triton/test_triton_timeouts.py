@@ -80,7 +80,7 @@ async def repository(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     text = 'output { name: "TEXT" data_type: TYPE_STRING dims: 1 }'
     write(folder / "calling" / "config.pbtxt", 'backend: "python" ' + NUMBER_TENSORS.splitlines()[1] + text)
     write(folder / "calling" / "1" / "model.py", NUMBER_HEAD + CALLING)
-    async with dragoman.open_engine(folder) as engine:
+    async with dragoman.open_engine(folder, trial_s=0) as engine:
         yield engine, folder
 
 
