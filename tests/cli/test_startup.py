@@ -101,7 +101,7 @@ async def test_the_first_request_is_one_that_the_model_answers(capsys: pytest.Ca
         assert list(first_requests(server)) == []
         startup_table(server, 0.5)
     table = capsys.readouterr().err
-    assert re.search(r"Hopeless +- +python +inline +ready, trial failed", table)
+    assert re.search(r"Hopeless +- +python_function +inline +ready, trial failed", table)
     assert "  Hopeless: answered no example: model 'Hopeless' failed: RuntimeError: the picture is too small" in table
     assert "ready in 0.50 s" in table
 

@@ -146,7 +146,100 @@ def _stop_threads(jobs: "queue.SimpleQueue[_Job | None]", count: int) -> None:
         jobs.put(None)
 
 
-                result = call()
+async def call_in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`, for a function that may raise anything."""
+    return await asyncio.to_thread(_call, function, *args, **kwargs)
+
+
+def _call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    try:
+        return function(*args, **kwargs)
+    except (StopIteration, GeneratorExit) as error:
+        raise settable(error) from error
+
+
+# --- functions that can be stopped ---------------------------------------------------------------------------
+
+
+class Stopped(BaseException):
+    """Raised in a thread to stop the function that it runs."""
+
+
+class TimeLimitExceededError(Exception):
+    """A function took longer than its limit, and was stopped."""
+
+
+class StoppableCall(Generic[T]):
+    """A function that runs in a thread until `stop`, which raises Stopped in it.
+
+    A function stops at its next instruction of Python; code of another language runs on until it returns.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._lock = threading.Lock()
+        self._thread: int | None = None  # while the function runs
+        self._is_stopped = False
+
+    def __call__(self) -> T:
+        """Return the value of the function. Raises its exception, or Stopped."""
+        with self._lock:
+            if self._is_stopped:
+                raise Stopped
+            self._thread = threading.get_ident()
+        try:
+            return self._function()
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Wait for an exception that is on its way: it must not be raised in other work of this thread."""
+        is_stopped = False
+        try:
+            with self._lock:
+                self._thread, is_stopped = None, self._is_stopped
+            for _ in range(_STOP_ROUNDS if is_stopped else 0):
+                time.sleep(0.001)
+        except Stopped:
+            pass
+
+    def stop(self) -> None:
+        """Stop the function, or do not start it; from another thread."""
+        with self._lock:
+            if not self._is_stopped and self._thread is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Stopped))
+            self._is_stopped = True
+
+
+# Milliseconds after which an exception has been raised in a thread, if it has not been already.
+_STOP_ROUNDS = 20
+
+
+async def run_stoppable(executor: Executor, function: Callable[[], T], limit_s: float) -> T:
+    """Return the value of a function that runs in a thread of an executor. Raises its exception.
+
+    If this is cancelled, or takes longer than `limit_s`, the function is stopped; in the second case it raises
+    TimeLimitExceededError.
+    """
+    call = StoppableCall(function)
+    job = asyncio.get_running_loop().run_in_executor(executor, call)
+    try:
+        done, _ = await asyncio.wait({job}, timeout=limit_s)
+    except asyncio.CancelledError:
+        call.stop()
+        job.add_done_callback(_ignore)
+        raise
+    if not done:
+        call.stop()
+        job.add_done_callback(_ignore)
+        raise TimeLimitExceededError
+    return job.result()
+
+
+def _ignore(job: "asyncio.Future[Any]") -> None:
+    """Take the exception of a job of which nobody waits for the result, so that it is not logged."""
+    if not job.cancelled():
+        job.exception()
 
 
 # --- one function in a thread of its own -----------------------------------------------------------------
