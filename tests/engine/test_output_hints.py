@@ -44,6 +44,21 @@ async def serve(returned: dict[str, Any], *, trial: bool = True, **settings: Any
         return engine.deployments()[0].loaded.signature, answer
 
 
+class Wide(Program):
+    """Declares the output as FP64."""
+
+    declared = (TensorSpec("y", FP64, (1, -1)),)
+
+
+async def test_integers_that_floats_would_round_stay_integers() -> None:
+    RETURNED.clear()
+    RETURNED["y"] = np.array([[2**53 + 1]])
+    spec = dragoman.ModelSpec(name="m", target=Wide, runtime="python")
+    async with Engine(Repository([spec])) as engine:
+        answer = await engine.infer("m", {"x": np.zeros(1)})
+        assert (answer["y"].dtype, answer["y"].tolist()) == (np.int64, [[2**53 + 1]])
+
+
 @pytest.mark.parametrize("trial", [True, False])
 @pytest.mark.parametrize(
     ("value", "spec"),

@@ -338,15 +338,19 @@ async def test_a_model_on_the_event_loop_is_tried_in_a_thread() -> None:
 
 
 class Crashes(Picture):
-    """Ends its process on examples."""
+    """Ends its process on examples, and logs how often."""
 
     def infer(self, call: Infer) -> Any:
         if call.inputs["x"].data.flat[0] == 1:
+            with open(os.environ["CRASHES_LOG"], "a") as file:
+                file.write("x")
             os._exit(3)
         return call.inputs["x"].data.mean(axis=(1, 2, 3))
 
 
-async def test_an_example_that_ends_the_worker_is_the_last_one() -> None:
+async def test_an_example_that_ends_the_worker_is_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("CRASHES_LOG", str(log))
     async with open_engine(Crashes, placement="process") as engine:
         deployment = only(engine)
         assert "worker" in deployment.trial_error
@@ -354,6 +358,7 @@ async def test_an_example_that_ends_the_worker_is_the_last_one() -> None:
             await asyncio.sleep(0.05)
         answer = await engine.infer("Crashes", {"x": np.full((1, 3, 1, 1), 2, np.float32)})
         assert answer["y"].tolist() == [2]
+    assert log.read_text() == "x"
 
 
 async def test_a_model_that_calls_load_is_tried_at_its_first_load(tmp_path: Path) -> None:

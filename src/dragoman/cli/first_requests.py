@@ -11,7 +11,7 @@ from dragoman.engine.deployment import Deployment
 from dragoman.protocols.openapi.model import model_example, request_example
 from dragoman.server import Server
 
-# Longer bodies are left to `dragoman infer --example`, which makes them from the signature.
+# Longer bodies are left to `dragoman infer --example`, which makes them from the shapes of the example.
 _MAX_BODY = 300
 
 
