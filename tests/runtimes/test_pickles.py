@@ -187,13 +187,14 @@ def test_a_file_that_cannot_be_read_names_the_version_that_saved_it(
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("options", [{}, {"compress": 3}, {"compress": "xz"}])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.InconsistentVersionWarning")
 async def test_an_estimator_that_lacks_attributes_names_the_version_that_saved_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
     estimator = LinearRegression().fit(X, Y)
     del estimator.coef_
-    save(tmp_path / "m.joblib", estimator, "0.23.1", monkeypatch)
+    save(tmp_path / "m.joblib", estimator, "0.23.1", monkeypatch, **options)
     async with open_engine(tmp_path / "m.joblib", allow_pickle=True) as engine:
         (deployment,) = engine.deployments()
         assert deployment.ready

@@ -129,7 +129,7 @@ class SklearnModel(Model):
         path = Path(self.spec.uri)
         self.platform = "sklearn_joblib" if path.suffix == ".joblib" else "sklearn_pickle"
         self._estimator = read_pickle(self.spec) if self.spec.target is None else self.spec.target
-        saved, installed = saved_version(path, decompress=False), RUNTIME.require("sklearn").__version__
+        saved, installed = saved_version(path), RUNTIME.require("sklearn").__version__
         self._advice = explain_version(path.name, saved, installed)
         if self._advice:
             log.warning("%s; its results may differ: model=%s", self._advice, self.spec.name)

@@ -19,19 +19,16 @@ _DECOMPRESS: dict[bytes, Callable[[bytes], bytes]] = {
     b"]\x00": lzma.decompress,
     b"\xfd7zXZ": lzma.decompress,
 }
-_MAX_COMPRESSED = 256 << 20  # bytes of a file that is decompressed only to find out its version
+_MAX_COMPRESSED = 16 << 20  # bytes of a file that is decompressed only to find out its version: about a second
 _MAX_REASON = 120  # characters
 
 
-def saved_version(path: Path, *, decompress: bool = True) -> str:
-    """Return the version of scikit-learn that has saved a file, "" if it is unknown. The file is not unpickled.
-
-    decompress: also look into a compressed file, which takes as long as reading it.
-    """
+def saved_version(path: Path) -> str:
+    """Return the version of scikit-learn that has saved a file, "" if it is unknown. The file is not unpickled."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             method = next((each for start, each in _DECOMPRESS.items() if content[: len(start)] == start), None)
-            if method is not None and (not decompress or len(content) > _MAX_COMPRESSED):
+            if method is not None and len(content) > _MAX_COMPRESSED:
                 return ""
             found = _VERSION.search(content if method is None else method(content[:]))
             return found[1].decode() if found else ""
