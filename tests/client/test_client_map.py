@@ -63,7 +63,7 @@ def square(x: Any, *, scale: float = 1.0) -> Any:
 
 @pytest.fixture(scope="module")
 def shared() -> Recorder:
-    return Recorder(dragoman.ModelSpec(name="Recorder"))
+    return Recorder(dragoman.ModelSpec(name="Recorder", trial_s=0))
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_log_lines_of_a_model_carry_the_id(server: ServerProcess, model: str, se
 
 def test_each_call_of_a_batch_keeps_its_id(tmp_path: Path) -> None:
     (tmp_path / "authored.py").write_text(MODELS)
-    options = ("--max-batch-size", "8", "--max-batch-wait-s", "1", "--log-format", "json")
+    options = ("--max-batch-size", "8", "--max-batch-wait-s", "1", "--log-format", "json", "--trial-s", "0")
     with running_server(f"{tmp_path / 'authored.py'}:Process", *options) as server:
         with ThreadPoolExecutor(3) as threads:
             bodies = (UNLUCKY, X, X)

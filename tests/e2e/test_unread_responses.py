@@ -153,7 +153,14 @@ class UnreadClient:
 
 @asynccontextmanager
 async def serving_models(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman.Server]]:
-    settings = {"http_port": 0, "grpc_port": 0, "compress_responses": False, "max_bodies_bytes": 64 * MIB, **settings}
+    settings = {
+        "http_port": 0,
+        "grpc_port": 0,
+        "trial_s": 0.0,
+        "compress_responses": False,
+        "max_bodies_bytes": 64 * MIB,
+        **settings,
+    }
     async with AsyncExitStack() as stack:
         with recorded_models() as models:
             server = await stack.enter_async_context(dragoman.Server(Grown, **settings))

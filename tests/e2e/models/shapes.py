@@ -1,5 +1,6 @@
 """Models with predictable responses."""
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -79,6 +80,9 @@ class Ticks(Model):
 
     inputs = (TensorSpec("file", BYTES, (1,)),)
     outputs = (TensorSpec("i", INT32, (1,)),)
+
+    def example_inputs(self) -> dict[str, Any]:
+        return {"file": np.array([os.devnull], object)}
 
     def infer(self, call: Infer) -> Iterator[dict[str, Any]]:
         path = call.inputs["file"].data[0].decode()
