@@ -130,6 +130,18 @@ async def test_a_model_that_answers_no_example_is_ready_and_says_so(caplog: pyte
         assert deployment.example is None, "the inputs of users are no examples"
 
 
+async def test_a_model_cannot_change_an_example() -> None:
+    class Writes(Picture):
+        inputs = (TensorSpec("x", FP32, (2,)),)
+
+        def infer(self, call: Infer) -> Any:
+            call.inputs["x"].data[0] = 5
+            return call.inputs["x"].data
+
+    async with open_engine(Writes) as engine:
+        assert "read-only" in only(engine).trial_error, "as for the inputs of requests"
+
+
 async def test_a_failed_request_does_not_clear_a_failed_trial() -> None:
     async with open_engine(Refuses) as engine:
         with pytest.raises(InvalidInput):

@@ -13,6 +13,7 @@ from dragoman import plugins
 from dragoman.core.calls import ClassLabels, Infer, Request
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.tensor import Tensor
 from dragoman.engine.binder import Binder
 from dragoman.formats.body import parse_request
 from dragoman.formats.policy import Policy
@@ -68,8 +69,8 @@ class LoadedReplicas:
         Of a stream it is the last chunk, or in a trial the first one, which ends it; None if there is none. A model
         that would block the event loop runs in a thread meanwhile.
         """
-        request = Request(call, self.spec.name, self.spec.version, is_trial=is_trial)
-        bound = self.binder.bind(call)
+        request = Request(_read_only(call), self.spec.name, self.spec.version, is_trial=is_trial)
+        bound = self.binder.bind(request.call)
         if bound is None:  # the sizes of the model depend on the config of the request
             request, _ = await self.binder.bind_configured(request, self._call_pool)
         else:
@@ -90,6 +91,18 @@ class LoadedReplicas:
         if self.blocks_event_loop:
             return await complete(await run_in_thread(self.pool.call, request, discard=lambda _: None))
         return await complete(self.pool.call(request))
+
+
+def _read_only(call: Any) -> Any:
+    """Return the call with inputs that the model cannot change, as those of requests."""
+    if type(call) is not Infer:
+        return call
+    inputs = {}
+    for name, tensor in call.inputs.items():
+        data = tensor.data.view()
+        data.flags.writeable = False
+        inputs[name] = Tensor(data, tensor.datatype, tensor.parameters)
+    return structs.replace(call, inputs=inputs)
 
 
 async def warm_up(model: LoadedReplicas) -> tuple[Infer, Any] | None:
