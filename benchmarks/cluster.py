@@ -33,7 +33,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.system import process
 from dragoman.system.coroutines import complete
 from dragoman.workers.process import ProcessPool
-from dragoman.workers.worker_port import WorkerPort, WorkerPortOptions
+from dragoman_cluster.worker_port import WorkerPort, WorkerPortOptions
 
 Row = dict[str, Any]
 Measure = Callable[[int, int, float], Awaitable[tuple[int, float]]]

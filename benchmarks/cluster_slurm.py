@@ -27,13 +27,14 @@ _SECRET = "the secret of the benchmark"
 
 def compare_schedulers(folder: Path, umbridge_folder: Path, *, quick: bool) -> list[dict[str, Any]]:
     """Return a row for each; without SLURM, its test helpers or the sources of the balancer none, with a message."""
-    helpers = ROOT / "tests" / "workers"
-    if not (helpers / "local_clusters.py").exists() or not (umbridge_folder / "hpc").exists():
+    helpers = ROOT / "tests"
+    if not (helpers / "cluster" / "local_clusters.py").exists() or not (umbridge_folder / "hpc").exists():
         print(f"without SLURM: {umbridge_folder} is not a checkout of UM-Bridge/umbridge", file=sys.stderr)
         return []
     sys.path.insert(0, str(helpers))
     import pytest
-    from local_clusters import local_slurm
+
+    from cluster.local_clusters import local_slurm
 
     try:
         with local_slurm(folder / "slurm") as configuration:

@@ -397,21 +397,12 @@ def make_kafka_input(engine: CallHandler, settings: Settings) -> Any:
 
 
 def make_worker_port(settings: Settings) -> Any:
-    """Return the `WorkerPort` that workers join, None if it is off. Raises InvalidInput."""
+    """Return the port that workers join, None if it is off. Raises InvalidInput."""
     if settings.worker_port < 0:
         return None
-    from dragoman.workers.handshake import read_secret
-    from dragoman.workers.worker_port import WorkerPort, WorkerPortOptions
-
-    return WorkerPort(
-        WorkerPortOptions(
-            host=settings.worker_host or settings.host,
-            port=settings.worker_port,
-            secret=read_secret(settings.worker_secret_file, settings.worker_secret),
-            tls_cert=settings.tls_cert,
-            tls_key=settings.tls_key,
-            tls_min_version=settings.tls_min_version,
-            allow_plaintext=settings.worker_plaintext,
-            timeout_s=settings.worker_timeout_s,
+    if not plugins.has("worker_ports", "join"):
+        raise InvalidInput(
+            f"setting 'worker_port': expected -1, because the feature for workers on other machines is not installed, "
+            f"got {settings.worker_port}"
         )
-    )
+    return plugins.find("worker_ports", "join")(settings)

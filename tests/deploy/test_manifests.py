@@ -20,8 +20,8 @@ import yaml
 
 from dragoman import __version__
 from dragoman.cli.serve import add_arguments
-from dragoman.cli.worker import add_arguments as add_worker_arguments
 from dragoman.settings import from_environment, parse_settings
+from dragoman_cluster.worker_command import add_arguments as add_worker_arguments
 
 from .manifests import CHART, DEPLOY, ROOT, chart, environment, kubernetes, load, pods
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from test_workers_frames import every_tensor
 
 from dragoman.core.bytes_tensor import MANY, BytesTensor
 from dragoman.core.calls import Embedded, Generate, Handled, Infer, Inference, ModelCall
@@ -21,6 +20,7 @@ from dragoman.core.text import Generation, PromptInfo, Text, Token, Tokenized, T
 from dragoman.workers.frames import Frame, FrameKind
 from dragoman.workers.pool import Loaded
 from dragoman.workers.worker_messages import deserialize_message, serialize_message
+from workers.test_workers_frames import every_tensor
 
 
 def parts_of(value: object) -> list[memoryview]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from workers_harness import PLACEMENTS, call, first_value, make_request, pool_of, wait_until
 
 from dragoman.core.errors import (
     DeadlineExceeded,
@@ -26,6 +25,7 @@ from dragoman.core.errors import (
 from dragoman.system.coroutines import complete
 from dragoman.system.threads import limit_library_threads
 from dragoman.workers import local
+from workers.workers_harness import PLACEMENTS, call, first_value, make_request, pool_of, wait_until
 
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 

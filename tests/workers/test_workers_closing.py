@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers_harness import spec_of, wait_until
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.workers.pool import Pool
+from workers.workers_harness import spec_of, wait_until
 
 
 def pool_for(placement: str, model: str, folder: Path, **options: Any) -> Pool:

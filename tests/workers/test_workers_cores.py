@@ -1,9 +1,9 @@
 """Replicas of a model share the cores."""
 
 import pytest
-from workers_harness import call, first_value, pool_of
 
 from dragoman.system import threads
+from workers.workers_harness import call, first_value, pool_of
 
 
 @pytest.mark.parametrize(("replicas", "count"), [(1, 12), (2, 6), (5, 2), (12, 1), (100, 1)])

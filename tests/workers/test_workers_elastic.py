@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workers_harness import call, children, first_value, forget_children, processes, spec_of, wait_until  # noqa: F401 - a fixture
 
 from dragoman.core.calls import Index, Infer, Request
 from dragoman.core.errors import DeadlineExceeded, InvalidInput, NotReady
@@ -22,6 +21,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.engine.model_files import model_settings
 from dragoman.engine_setup import open_engine
 from dragoman.workers.process import ProcessPool
+from workers.workers_harness import call, children, first_value, forget_children, processes, spec_of, wait_until  # noqa: F401 - a fixture
 
 SOON_S = 0.2
 NEVER_S = 3600.0

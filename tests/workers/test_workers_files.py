@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from workers_harness import call, first_value, processes, wait_until
 
 from dragoman.workers.channel import Channel, socket_pair
 from dragoman.workers.frames import FrameKind, encode
+from workers.workers_harness import call, first_value, processes, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and RLIMIT_NOFILE of Linux")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workers_harness import PLACEMENTS, call, first_value, pool_of, processes, wait_until
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, datatype_of
@@ -19,6 +18,7 @@ from dragoman.system.shared_memory import create_memory_file
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.frames import Frame, FrameKind, FrameParser, encode
 from dragoman.workers.shared_blocks import BlockReader, close_files
+from workers.workers_harness import PLACEMENTS, call, first_value, pool_of, processes, wait_until
 
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 

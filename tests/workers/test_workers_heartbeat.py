@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workers_harness import call, children, first_value, forget_children, make_request, processes, wait_until  # noqa: F401 - a fixture
 
 from dragoman.workers.supervisor import MAX_MISSED, Heartbeat, is_stopped
+from workers.workers_harness import call, children, first_value, forget_children, make_request, processes, wait_until  # noqa: F401 - a fixture
 
 
 class Process:

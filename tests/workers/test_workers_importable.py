@@ -6,20 +6,20 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from worker_models import Echo
-from workers_harness import MODELS, call, first_value
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.process import ProcessPool, importable
+from workers.worker_models import Echo
+from workers.workers_harness import MODELS, call, first_value
 
 
 def test_importable_replaces_live_objects_by_their_import_path() -> None:
     assert importable(ModelSpec(name="m", uri="a:b")).uri == "a:b"
     live = importable(ModelSpec(name="m", target=Echo))
     assert live.target is None
-    assert (live.runtime, live.uri) == ("python", "worker_models:Echo")
+    assert (live.runtime, live.uri) == ("python", "workers.worker_models:Echo")
     assert plugins.resolve(live.uri) is Echo
     from_file = importable(ModelSpec(name="m", target=plugins.resolve(f"{MODELS}:Echo")))
     assert from_file.uri == f"{MODELS}:Echo"
@@ -30,7 +30,7 @@ def test_importable_replaces_live_objects_by_their_import_path() -> None:
 
 def test_an_object_that_another_has_replaced_under_its_name_is_rejected() -> None:
     other = type("Echo", (Echo,), {"__module__": Echo.__module__, "__qualname__": "Echo"})
-    with pytest.raises(ModelFailed, match=r"got <class 'worker_models\.Echo'>"):
+    with pytest.raises(ModelFailed, match=r"got <class 'workers\.worker_models\.Echo'>"):
         importable(ModelSpec(name="m", target=other))
 
 

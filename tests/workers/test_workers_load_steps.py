@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workers_harness import PLACEMENTS
 
 from dragoman import plugins
 from dragoman.core.calls import Infer, Inference, Request
@@ -15,6 +14,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.system.coroutines import complete
 from dragoman.system.load_steps import LoadStep, observe_steps, report_step
+from workers.workers_harness import PLACEMENTS
 
 
 class Mixes(Model):

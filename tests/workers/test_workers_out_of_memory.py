@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workers_harness import children, forget_children, pool_of, processes  # noqa: F401 - a fixture
 
 import dragoman
 from dragoman.core.calls import Infer
 from dragoman.core.errors import ModelFailed, OutOfMemory
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.local import ThreadPool
+from workers.workers_harness import children, forget_children, pool_of, processes  # noqa: F401 - a fixture
 
 
 def numpy_array() -> None:

@@ -4,11 +4,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from workers_harness import PLACEMENTS, call, first_value, make_request, pool_of
 
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.tensor import Tensor
 from dragoman.workers.results import copy_outputs
+from workers.workers_harness import PLACEMENTS, call, first_value, make_request, pool_of
 
 OUTPUT_KINDS = ("array", "view", "tensor", "inference", "bytes")
 

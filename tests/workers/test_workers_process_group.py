@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers_harness import (  # noqa: F401 - a fixture
+
+from dragoman.core.errors import ModelFailed, WorkerLost
+from dragoman.engine.deployment import Deployment
+from workers.workers_harness import (  # noqa: F401 - a fixture
     MODELS,
     call,
     children,
@@ -21,9 +24,6 @@ from workers_harness import (  # noqa: F401 - a fixture
     spec_of,
     wait_until,
 )
-
-from dragoman.core.errors import ModelFailed, WorkerLost
-from dragoman.engine.deployment import Deployment
 
 
 def is_running(pid: int) -> bool:
@@ -71,8 +71,8 @@ async def test_programs_of_a_model_end_when_the_pool_is_closed() -> None:
 def test_programs_of_a_model_end_when_the_server_is_killed() -> None:
     script = f"""
 import asyncio, sys
-sys.path.insert(0, {str(MODELS.parent)!r})
-from workers_harness import call, first_value, processes
+sys.path.insert(0, {str(MODELS.parents[1])!r})
+from workers.workers_harness import call, first_value, processes
 async def main():
     async with processes("Actions") as pool:
         print(first_value(await call(pool, do="start")), flush=True)

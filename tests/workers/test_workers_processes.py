@@ -10,7 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workers_harness import (  # noqa: F401 - a fixture
+
+from dragoman.core.calls import Infer, Request
+from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
+from dragoman.core.tensor import Tensor
+from dragoman.workers.process import ProcessPool
+from workers.workers_harness import (  # noqa: F401 - a fixture
     MODELS,
     call,
     children,
@@ -22,11 +27,6 @@ from workers_harness import (  # noqa: F401 - a fixture
     spec_of,
     wait_until,
 )
-
-from dragoman.core.calls import Infer, Request
-from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
-from dragoman.core.tensor import Tensor
-from dragoman.workers.process import ProcessPool
 
 DEATHS = {"os._exit": "exit code 7", "kill": "signal SIGKILL", "segfault": "signal SIGSEGV"}
 
@@ -242,8 +242,8 @@ def test_a_worker_imports_no_server_code() -> None:
 def test_workers_end_when_the_server_is_killed(tmp_path: Path) -> None:
     script = f"""
 import asyncio, sys
-sys.path.insert(0, {str(MODELS.parent)!r})
-from workers_harness import call, first_value, processes
+sys.path.insert(0, {str(MODELS.parents[1])!r})
+from workers.workers_harness import call, first_value, processes
 async def main():
     async with processes("Actions") as pool:
         print(first_value(await call(pool, do="pid")), flush=True)

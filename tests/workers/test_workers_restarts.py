@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers_harness import (
+
+from dragoman.core.calls import Index, Load, Request
+from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
+from dragoman.engine_setup import open_engine
+from dragoman.workers.launcher import LocalLauncher
+from dragoman.workers.process import ProcessPool
+from e2e.foreign_errors import ERRORS
+from workers.workers_harness import (
     MODELS,
     call,
     children,
@@ -19,13 +26,6 @@ from workers_harness import (
     spec_of,
     wait_until,
 )
-
-from dragoman.core.calls import Index, Load, Request
-from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
-from dragoman.engine_setup import open_engine
-from dragoman.workers.launcher import LocalLauncher
-from dragoman.workers.process import ProcessPool
-from e2e.foreign_errors import ERRORS
 
 
 @pytest.mark.parametrize("way", ["call", "stream"])

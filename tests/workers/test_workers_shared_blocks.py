@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from workers_harness import call, first_value, processes
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.tensor import Tensor
 from dragoman.workers import child_process, shared_blocks
 from dragoman.workers.frames import FrameKind, FrameParser, encode
 from dragoman.workers.shared_blocks import MIN_SIZE, BlockReader, BlockWriter
+from workers.workers_harness import call, first_value, processes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
 

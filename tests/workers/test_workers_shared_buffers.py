@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workers_harness import descriptors, first_value, processes, wait_until
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.tensor import Tensor
 from dragoman.system.shared_memory import LARGE, SharedBuffer, allocate, find_buffer
 from dragoman.workers import shared_blocks
+from workers.workers_harness import descriptors, first_value, processes, wait_until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
 

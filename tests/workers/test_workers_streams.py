@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from workers_harness import PLACEMENTS, call, first_value, make_request, pool_of, wait_until
 
 from dragoman.core.errors import DeadlineExceeded, NotSupported
+from workers.workers_harness import PLACEMENTS, call, first_value, make_request, pool_of, wait_until
 
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 

@@ -25,7 +25,6 @@ _COMMANDS = {
     "infer": Command("send an inference request", "dragoman.cli.infer"),
     "chat": Command("chat with a language model", "dragoman.cli.chat"),
     "status": Command("show the models and workers of a running server", "dragoman.cli.status"),
-    "worker": Command("run a model for a server on another machine", "dragoman.cli.worker"),
     "doctor": Command("report what will differ for a folder of MLServer or LMI", "dragoman.cli.doctor"),
     "graph": Command("draw and check a graph of models", "dragoman.cli.graph"),
     "keys": Command("create, list and delete API keys", "dragoman.cli.keys"),

@@ -11,8 +11,8 @@ from typing import Any
 
 from dragoman.core.errors import ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec
-from dragoman.workers.launchers import WorkerCommand, worker_environment
-from dragoman.workers.launchers.jobs import JobLauncher, JobState
+from dragoman_cluster.launchers import WorkerCommand, worker_environment
+from dragoman_cluster.launchers.jobs import JobLauncher, JobState
 
 # The worker takes the place of the job's shell, so that it gets signals of `--signal=B:`, and the model's own `srun`
 # has all resources of the job.

@@ -19,8 +19,11 @@ from pathlib import Path
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.foreign_code import is_interruption
+from dragoman.settings import Settings
 from dragoman.system.sockets import listening_socket
-from dragoman.workers.handshake import (
+from dragoman.workers.shared_blocks import close_files, create_arena_files
+from dragoman.workers.supervisor import MAX_MISSED
+from dragoman_cluster.handshake import (
     Conversation,
     Hello,
     JoinError,
@@ -28,11 +31,10 @@ from dragoman.workers.handshake import (
     Welcome,
     authenticate_worker,
     is_tls,
+    read_secret,
     set_timeout,
 )
-from dragoman.workers.link import Link, heartbeat_interval_s
-from dragoman.workers.shared_blocks import close_files, create_arena_files
-from dragoman.workers.supervisor import MAX_MISSED
+from dragoman_cluster.link import Link, heartbeat_interval_s
 
 log = logging.getLogger("dragoman.worker")
 
@@ -348,3 +350,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host.partition("%")[0]).is_loopback
     except ValueError:  # a host name
         return False
+
+
+def make_worker_port(settings: Settings) -> WorkerPort:
+    """Return the port that the settings of a server describe. Raises InvalidInput."""
+    return WorkerPort(
+        WorkerPortOptions(
+            host=settings.worker_host or settings.host,
+            port=settings.worker_port,
+            secret=read_secret(settings.worker_secret_file, settings.worker_secret),
+            tls_cert=settings.tls_cert,
+            tls_key=settings.tls_key,
+            tls_min_version=settings.tls_min_version,
+            allow_plaintext=settings.worker_plaintext,
+            timeout_s=settings.worker_timeout_s,
+        )
+    )

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_workers_join import open_port, outcomes_of_pids
-from workers_harness import call, first_value, print_outcomes, spec_of, wait_until
 
+from cluster.test_join import open_port, outcomes_of_pids
 from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions
 from dragoman.workers.process import ProcessPool
-from dragoman.workers.worker_port import WorkerPort
+from dragoman_cluster.worker_port import WorkerPort
+from workers.workers_harness import call, first_value, print_outcomes, spec_of, wait_until
 
 pytest.importorskip("hyperqueue")
 LONG_S = 30.0

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 
 from dragoman.workers.frames import FrameKind, encode
-from dragoman.workers.link import Link
 from dragoman.workers.worker_messages import serialize_message
+from dragoman_cluster.link import Link
 
 log = logging.getLogger("dragoman.worker")
 

@@ -19,10 +19,13 @@ from typing import NoReturn
 
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
-from dragoman.workers.drain import DrainOnSignal
-from dragoman.workers.file_cache import DEFAULT_CACHE_BYTES, FileCache, default_folder
 from dragoman.workers.frames import HEADER_BYTES, Frame, FrameKind, FrameParser, encode
-from dragoman.workers.handshake import (
+from dragoman.workers.shared_blocks import close_files
+from dragoman.workers.worker import release_socket, send_all, serve_model
+from dragoman.workers.worker_messages import serialize_message
+from dragoman_cluster.drain import DrainOnSignal
+from dragoman_cluster.file_cache import DEFAULT_CACHE_BYTES, FileCache, default_folder
+from dragoman_cluster.handshake import (
     Conversation,
     Hello,
     JoinError,
@@ -31,10 +34,7 @@ from dragoman.workers.handshake import (
     authenticate_server,
     certificate_of,
 )
-from dragoman.workers.link import Link, ServerMonitor
-from dragoman.workers.shared_blocks import close_files
-from dragoman.workers.worker import release_socket, send_all, serve_model
-from dragoman.workers.worker_messages import serialize_message
+from dragoman_cluster.link import Link, ServerMonitor
 
 log = logging.getLogger("dragoman.worker")
 

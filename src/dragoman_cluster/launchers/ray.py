@@ -26,9 +26,9 @@ from dragoman.core.errors import ModelFailed, NotReady
 from dragoman.core.options import child_environment
 from dragoman.core.spec import ModelSpec
 from dragoman.system.parent_exit import signal_on_parent_exit
-from dragoman.workers.handshake import SECRET_VARIABLE
-from dragoman.workers.launchers import WorkerCommand
-from dragoman.workers.launchers.jobs import JobLauncher, JobState
+from dragoman_cluster.handshake import SECRET_VARIABLE
+from dragoman_cluster.launchers import WorkerCommand
+from dragoman_cluster.launchers.jobs import JobLauncher, JobState
 
 _STRATEGIES = ("DEFAULT", "SPREAD")
 _GROUP_STRATEGIES = ("PACK", "STRICT_PACK", "STRICT_SPREAD")
@@ -124,7 +124,7 @@ class _Driver:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dragoman.workers.launchers.ray"],
+            [sys.executable, "-m", "dragoman_cluster.launchers.ray"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_workers_join import open_port, outcomes_of_pids, pids
-from workers_harness import call, print_outcomes, spec_of, wait_until
 
+from cluster.test_join import open_port, outcomes_of_pids, pids
 from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions
 from dragoman.workers.process import ProcessPool
-from dragoman.workers.worker_port import WorkerPort
+from dragoman_cluster.worker_port import WorkerPort
+from workers.workers_harness import call, print_outcomes, spec_of, wait_until
 
 pytestmark = pytest.mark.skipif(
     "DRAGOMAN_TEST_CLUSTERS" not in os.environ or importlib.util.find_spec("ray") is None,
@@ -89,7 +89,7 @@ async def actors(port: WorkerPort, **launch: Any) -> AsyncIterator[ProcessPool]:
 
 def drivers() -> list[str]:
     found = subprocess.run(["ps", "-o", "args", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
-    return [line for line in found.splitlines() if "dragoman.workers.launchers.ray" in line]
+    return [line for line in found.splitlines() if "dragoman_cluster.launchers.ray" in line]
 
 
 async def test_nodes_join_and_leave(cluster: tuple[str, Command], tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from dragoman.core.errors import ModelFailed, NotReady
 from dragoman.core.options import child_environment
 from dragoman.core.spec import LaunchOptions, ModelSpec
 from dragoman.workers.child_process import describe_exit, kill
-from dragoman.workers.handshake import SECRET_VARIABLE
-from dragoman.workers.worker_port import JoinedWorker, WorkerPort
+from dragoman_cluster.handshake import SECRET_VARIABLE
+from dragoman_cluster.worker_port import JoinedWorker, WorkerPort
 
 # How often a command is checked while its worker has not joined.
 _POLL_S = 0.2

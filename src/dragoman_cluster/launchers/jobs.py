@@ -12,8 +12,8 @@ from typing import Literal
 
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.core.spec import ModelSpec
-from dragoman.workers.launchers import port_and_options, problems
-from dragoman.workers.worker_port import JoinedWorker
+from dragoman_cluster.launchers import port_and_options, problems
+from dragoman_cluster.worker_port import JoinedWorker
 
 log = logging.getLogger("dragoman.worker")
 

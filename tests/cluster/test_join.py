@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_workers_frames import every_tensor
-from workers_harness import MODELS, call, first_value, make_request, print_outcomes, spec_of, wait_until
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import DeadlineExceeded, InvalidInput, ModelFailed, NotReady, WorkerLost
@@ -29,12 +27,14 @@ from dragoman.core.tensor import Tensor
 from dragoman.engine_setup import make_engine
 from dragoman.settings import Settings
 from dragoman.system.coroutines import complete
-from dragoman.workers import worker_port
-from dragoman.workers.drain import parse_duration_s, slurm_time_left_s
-from dragoman.workers.handshake import Challenge, Conversation, Hello, JoinError, Proof, Welcome
 from dragoman.workers.pool import Pool
 from dragoman.workers.process import ProcessPool
-from dragoman.workers.worker_port import WorkerPort, WorkerPortOptions
+from dragoman_cluster import worker_port
+from dragoman_cluster.drain import parse_duration_s, slurm_time_left_s
+from dragoman_cluster.handshake import Challenge, Conversation, Hello, JoinError, Proof, Welcome
+from dragoman_cluster.worker_port import WorkerPort, WorkerPortOptions
+from workers.test_workers_frames import every_tensor
+from workers.workers_harness import MODELS, call, first_value, make_request, print_outcomes, spec_of, wait_until
 
 SECRET = "the secret of the tests"
 WORKER = f"{sys.executable} -m dragoman worker"

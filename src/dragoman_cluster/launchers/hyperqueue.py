@@ -13,8 +13,8 @@ from dragoman.core.errors import ModelFailed, NotReady, error_text
 from dragoman.core.foreign_code import is_interruption
 from dragoman.core.spec import ModelSpec
 from dragoman.system.threads import call_in_thread
-from dragoman.workers.launchers import WorkerCommand
-from dragoman.workers.launchers.jobs import JobLauncher, JobState
+from dragoman_cluster.launchers import WorkerCommand
+from dragoman_cluster.launchers.jobs import JobLauncher, JobState
 
 A = TypeVar("A")
 

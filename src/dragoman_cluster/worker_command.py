@@ -8,8 +8,8 @@ from pathlib import Path
 from dragoman.cli.terminal import printable
 from dragoman.core.options import forget_secrets
 from dragoman.system import logs, process
-from dragoman.workers.handshake import SECRET_VARIABLE, JoinError, read_secret
 from dragoman.workers.process_group import start_guard
+from dragoman_cluster.handshake import SECRET_VARIABLE, JoinError, read_secret
 
 _EPILOG = f"""\
 The server is started with --worker-port, and both have the same secret of 20 characters or more: in a file that
@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     forget_secrets()  # the model and programs that it starts must not see it
     process.keep_freed_memory()
     start_guard()
-    from dragoman.workers.file_cache import FileCache, default_folder
-    from dragoman.workers.join import JoinOptions, join, parse_address  # imports NumPy, after the guard was forked
+    from dragoman_cluster.file_cache import FileCache, default_folder
+    from dragoman_cluster.join import JoinOptions, join, parse_address  # imports NumPy, after the guard was forked
 
     host, port, ticket = parse_address(arguments.join)
     if os.getcwd() not in sys.path:

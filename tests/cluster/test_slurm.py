@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_clusters import local_slurm
-from test_workers_join import open_port, outcomes_of_pids
-from workers_harness import call, first_value, print_outcomes, spec_of, wait_until
 
+from cluster.local_clusters import local_slurm
+from cluster.test_join import open_port, outcomes_of_pids
 from dragoman.core.calls import Inference
 from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions
-from dragoman.workers.drain import slurm_time_left_s
 from dragoman.workers.process import ProcessPool
-from dragoman.workers.worker_port import WorkerPort
+from dragoman_cluster.drain import slurm_time_left_s
+from dragoman_cluster.worker_port import WorkerPort
 from e2e.server_process import free_ports, started_server
+from workers.workers_harness import call, first_value, print_outcomes, spec_of, wait_until
 
 by_named_command = pytest.mark.skipif(
     "DRAGOMAN_TEST_CLUSTERS" not in os.environ, reason="slow; run by ./scripts/test-clusters"

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_workers_join import JOIN, open_port
-from workers_harness import call, wait_until
 
+from cluster.test_join import JOIN, open_port
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import FileContent, LaunchOptions, ModelSpec
 from dragoman.engine.model_files import model_settings
 from dragoman.workers.channel import Channel, socket_pair
-from dragoman.workers.file_cache import FileCache
 from dragoman.workers.file_contents import check_contents, file_contents, send_files
 from dragoman.workers.frames import Frame, FrameKind
 from dragoman.workers.process import ProcessPool
-from dragoman.workers.worker_port import WorkerPort
+from dragoman_cluster.file_cache import FileCache
+from dragoman_cluster.worker_port import WorkerPort
+from workers.workers_harness import call, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="flock and modes of files")
 
