@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import dragoman
-from dragoman.core.errors import InvalidInput, ModelFailed, WorkerLost
-from dragoman.core.text import Chat, Grammar
+from dragoman.core.errors import ModelFailed, WorkerLost
+from dragoman.core.text import Grammar
 from dragoman.generation import grammar_worker
 from dragoman.generation.engine import GenerationEngine
 from dragoman.generation.job import BatchRow
@@ -18,7 +18,7 @@ from dragoman.generation.scheduler import Scheduler
 from dragoman.runtimes.llm.model import LanguageModel
 from dragoman.workers.executor import Executor
 from e2e.foreign_errors import ERRORS, NAMES
-from generation.helpers import ids, load_model, text, text_engine
+from generation.helpers import ids, load_model, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LIMIT_S = 30.0
@@ -77,18 +77,6 @@ async def test_an_error_of_one_row_ends_only_its_generation(
             with pytest.raises(ModelFailed, match=NAMES[number]):
                 await wrong
         assert [ids(each) for each in right] == [expected] * 3
-
-
-async def test_errors_of_a_chat_template_are_invalid_input(
-    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, chat = text_engine(model).intake.vocabulary.tokenizer, Chat(({"role": "user", "content": "hi"},))
-    failing = Failing(tokenizer.apply_chat_template)
-    monkeypatch.setattr(tokenizer, "apply_chat_template", failing)
-    for failing.number in NAMES:
-        with pytest.raises(InvalidInput, match=r"^messages: the model's chat template rejects them: "):
-            await text(model, chat, max_new_tokens=2)
-        assert (await text(model, chat, max_new_tokens=2)).generated == 2
 
 
 async def test_errors_of_the_grammar_library_fail_the_call(
