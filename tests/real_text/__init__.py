@@ -1,0 +1,1 @@
+"""Real tokenizers and chat templates, compared with transformers: ./scripts/test-real-text."""
