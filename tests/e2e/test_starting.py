@@ -60,6 +60,8 @@ def completion_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("dragoman serve other.onnx net", "net.onnx"),
         ("dragoman serve --tls-cert net", "net.onnx"),
         ("dragoman chat --sys", "--system"),
+        ("dragoman check deriv", "derivatives"),
+        ("dragoman check derivatives --js", "--json"),
         ("dragoman completion z", "zsh"),
         ("dragoman nonsense", ""),
     ],

@@ -7,7 +7,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dragoman import hooks
@@ -220,9 +220,24 @@ def main_parser(file_type: Any = None) -> CommandParser:
     parser.add_argument("--version", action="version", version=f"dragoman {__version__}")
     parser.has_commands = True
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, command in {**_COMMANDS, **_installed_commands()}.items():
+    all_commands = {**_COMMANDS, **_installed_commands()}
+    for name, command in all_commands.items():
+        if file_type is not None and " " in name:
+            continue
         subparser = commands.add_parser(name, help=command.summary)
         if file_type is not None:
             subparser.file_type = file_type
+            _add_second_words(subparser, name, all_commands, file_type)
             importlib.import_module(command.module).add_arguments(subparser)
     return parser
+
+
+def _add_second_words(parser: CommandParser, first: str, commands: Mapping[str, Command], file_type: Any) -> None:
+    """Add the commands of two words that begin with `first`, as commands within its parser."""
+    found = {name.partition(" ")[2]: command for name, command in commands.items() if name.startswith(f"{first} ")}
+    if found:
+        within = parser.add_subparsers(metavar="COMMAND", required=False)
+        for name, command in found.items():
+            subparser = within.add_parser(name, help=command.summary)
+            subparser.file_type = file_type
+            importlib.import_module(command.module).add_arguments(subparser)
