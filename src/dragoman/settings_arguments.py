@@ -70,6 +70,7 @@ class SettingsArguments(TypedDict, total=False):
     share_caches: bool
     timeout_s: float
     trial_s: float
+    load_timeout_s: float
     cancel_grace_s: float
     heartbeat_s: float
     max_crashes: int

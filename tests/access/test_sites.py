@@ -16,6 +16,7 @@ from dragoman.formats import oip_messages as m
 from rest.rest_server import RestServer, serving
 
 INFER = "/v2/models/Doubler/infer"
+INDEX = "/v2/repository/index"
 TEXT = {"content-type": "text/plain"}
 FOREIGN_HOST, FOREIGN_PAGE = "host 'evil.example", "rejects requests of pages of other sites"
 
@@ -206,9 +207,10 @@ async def test_a_rejected_page_does_not_change_what_its_connection_may_do() -> N
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         statuses = []
         page = "content-type: text/plain\r\norigin: http://evil.example\r\n"
-        for path, more in [(INFER, ""), (INFER, page), (INFER, ""), ("/v2/repository/index", ""), (INFER, "")] * 2:
-            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(BODY)}\r\n{more}\r\n"
-            writer.write(head.encode() + BODY)
+        for path, more in [(INFER, ""), (INFER, page), (INFER, ""), (INDEX, ""), (INFER, "")] * 2:
+            body = BODY if path == INFER else b"{}"
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n{more}\r\n"
+            writer.write(head.encode() + body)
             line = await reader.readline()
             statuses.append(int(line.split()[1]))
             length = 0

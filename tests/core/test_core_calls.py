@@ -251,7 +251,7 @@ def test_defaults_of_a_model() -> None:
         {},
         (),
         64,
-        "python",
+        "python_function",
         "",
     )
     assert model.unavailable() == ""

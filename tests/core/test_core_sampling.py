@@ -64,6 +64,7 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
     ("skip_special_tokens", True, True),
     ("spaces_between_special_tokens", False, False),
     ("adapter", "", ""),
+    ("cache_salt", "of one user", "of one user"),
     ("adapter", "poet", "poet"),
 ]
 
@@ -125,6 +126,7 @@ REJECTED: list[tuple[str, list[Any], str]] = [
     ("skip_special_tokens", ["x"], "true or false"),
     ("spaces_between_special_tokens", ["x"], "true or false"),
     ("adapter", [1, None], "a string"),
+    ("cache_salt", [1, None], "a string of 1 to 1024 characters"),
 ]
 
 

@@ -139,7 +139,8 @@ def test_a_short_deadline_applies_to_its_request_only(process: ServerProcess, ca
         if not hurried:
             assert (status, output(body, "y")) == (200, [2 * number])
         else:
-            assert (status, body) == (504, {"error": "Request timeout expired"})
+            shown = "the parameter 'timeout' of the request is 2000 microseconds"
+            assert (status, body) == (504, {"error": f"Request timeout expired; {shown}"})
         return status
 
     list(callers.map(one, range(80)))

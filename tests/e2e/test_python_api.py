@@ -178,8 +178,9 @@ async def test_serve_needs_its_own_event_loop(recwarn: pytest.WarningsRecorder) 
 
 
 async def test_a_server_without_models_warns(caplog: pytest.LogCaptureFixture) -> None:
-    for token, count in (("t", 0), ("", 1)):
-        async with dragoman.Server(double, http_port=0, grpc_port=-1, load_at_start=False, control_token=token):
+    settings: list[tuple[Any, int]] = [({"control_token": "t"}, 0), ({}, 1)]
+    for control, count in settings:
+        async with dragoman.Server(double, http_port=0, grpc_port=-1, load_at_start=False, **control):
             assert caplog.text.count("nothing will be served: no model is loaded at the start") == count
 
 

@@ -102,7 +102,8 @@ def test_a_broken_file_keeps_the_old_model_serving(process: ServerProcess, folde
         status, body = control(process, "a", "load")
         assert status == 400
         assert body["error"].startswith("failed to load 'a', ")
-        assert process.log().count(body["error"]) == 1
+        lines = [line for line in process.log().splitlines() if body["error"] in line and "dragoman.audit" not in line]
+        assert len(lines) == 1
         assert factor(process) == 2
         assert process.status("/v2/health/ready") == 200
         assert states(process) == {"a": "READY", "b": "READY"}
@@ -140,8 +141,9 @@ def test_models_added_and_removed_on_disk(process: ServerProcess, folder: Path) 
 @pytest.mark.parametrize("name", ["..%2Fa", "%2e%2e", "a%00", "missing"])
 def test_invalid_model_names(folder: Path, name: str) -> None:
     with running_server(str(folder), "--control-token", "t", "--placement", "thread") as process:
-        for verb in ("load", "unload"):
-            assert control(process, name, verb)[0] in (400, 404)
+        assert control(process, name, "load")[0] in (400, 404)
+        # As Triton, the server reports success for a model that it does not have.
+        assert control(process, name, "unload")[0] in ((200,) if name == "missing" else (400, 404))
 
 
 def test_calls_in_flight_complete_after_unloading(tmp_path: Path) -> None:

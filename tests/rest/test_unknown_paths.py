@@ -21,7 +21,6 @@ async def server() -> AsyncIterator[RestServer]:
     ("method", "path", "meant"),
     [
         ("POST", "/chat/completions", "/v1/chat/completions"),
-        ("POST", "//v1/chat/completions", "/v1/chat/completions"),
         ("POST", "/v1//chat/completions", "/v1/chat/completions"),
         ("POST", "/v1/v1/embeddings", "/v1/embeddings"),
         ("POST", "/openai/v1/completions", "/v1/completions"),

@@ -105,7 +105,7 @@ async def test_every_operation(server: str, reference_url: str, simulators: Serv
         hessian = ApplyHessian(positional=POINT, sens=vector(1, 1), vec=vector(1, 2))
         assert (await call_model(remote, "remote", hessian)).data.tolist() == [4.0, 8.0]
         description = await call_model(remote, "remote", Describe())
-        assert (description.platform, description.details["derivatives"]["gradient"]) == ("umbridge", "remote")
+        assert (description.platform, description.details["derivatives"]["gradient"]) == ("umbridge_model", "remote")
 
 
 async def test_errors_of_the_server_are_passed_on(reference_url: str) -> None:

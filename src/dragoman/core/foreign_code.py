@@ -18,12 +18,18 @@ import asyncio
 from dragoman.core.errors import DragomanError, ModelFailed, public_text
 
 
+class ClientDisconnected(asyncio.CancelledError):
+    """The client of a response is gone. Writers of responses raise it: it ends a call as its cancellation does."""
+
+
 def is_interruption(error: BaseException) -> bool:
     """Return whether an exception that was just caught ends the caller itself, rather than being raised by other code.
 
-    That is the cancellation of this task, or GeneratorExit in a generator or coroutine that is closed: it is raised in
-    the frame that catches it, with which its traceback begins.
+    That is the cancellation of this task, the end of its client, or GeneratorExit in a generator or coroutine that is
+    closed: it is raised in the frame that catches it, with which its traceback begins.
     """
+    if isinstance(error, ClientDisconnected):
+        return True
     if isinstance(error, asyncio.CancelledError):
         try:
             task = asyncio.current_task()

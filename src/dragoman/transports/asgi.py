@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 
 from dragoman.access.addresses import without_mapping
 from dragoman.core.errors import DragomanError
+from dragoman.core.foreign_code import ClientDisconnected
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.request_context import HEADER, client_request_id, new_context, request_id, variables_of
 from dragoman.transports.application import Application, RequestSummary
@@ -66,7 +67,7 @@ class AsgiRequest:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         self.is_disconnected = True
-                        raise asyncio.CancelledError
+                        raise ClientDisconnected
                     body.append(message.get("body", b""))
                     if not message.get("more_body", False):
                         return
@@ -114,17 +115,17 @@ class AsgiRequest:
 
     async def _send_in_time(self, message: dict[str, Any]) -> None:
         if self.is_disconnected:
-            raise asyncio.CancelledError
+            raise ClientDisconnected
         try:
             async with asyncio.timeout(self._limits.write_timeout_s):
                 await self._send(message)
         except TimeoutError:
             log.warning("a client did not read its response for %g s", self._limits.write_timeout_s)
             self.abort()
-            raise asyncio.CancelledError from None
+            raise ClientDisconnected from None
         except OSError:  # ASGI 2.4: the client has disconnected
             self.is_disconnected = True
-            raise asyncio.CancelledError from None
+            raise ClientDisconnected from None
 
     def abort(self) -> None:
         self._is_aborted = not self.is_disconnected

@@ -12,6 +12,7 @@ from msgspec import structs
 from dragoman.core.callers import share_of
 from dragoman.core.calls import Request, ServerCall
 from dragoman.core.errors import Overloaded
+from dragoman.core.foreign_code import ClientDisconnected
 from dragoman.protocols.wire import (
     BackgroundCall,
     Buffer,
@@ -68,7 +69,7 @@ class AsyncResult:
     async def write(self, chunk: Buffer) -> None:
         if self.is_disconnected or not self._store.reserve(self.owner, len(chunk)):
             self.abort()
-            raise asyncio.CancelledError
+            raise ClientDisconnected
         if chunk:
             self.chunks.append(bytes(chunk))
         await asyncio.sleep(0)  # a model that never waits would block the event loop

@@ -9,6 +9,7 @@ from types import CoroutineType
 from typing import Any
 
 from dragoman.core.callers import Caller
+from dragoman.core.foreign_code import ClientDisconnected
 from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import variables_of
@@ -265,7 +266,7 @@ class StreamCall(GrpcCall):
     async def write(self, message: Reply) -> None:
         """Send a message; return when it has been passed to the transport."""
         if self._is_closed:
-            raise asyncio.CancelledError
+            raise ClientDisconnected
         if not self._has_started:
             self._has_started = True
             self._stream.send_headers(RESPONSE_HEADERS + encode_request_id(self.context))

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Any
 
+from dragoman.core.foreign_code import ClientDisconnected
 from dragoman.protocols.wire import Buffer, Headers, HttpResponse
 from dragoman.system.request_context import request_id, variables_of
 from dragoman.transports.clients import Warnings
@@ -275,7 +276,7 @@ class Http1ResponseWriter:
         """Raise CancelledError if the client has disconnected."""
         if self.is_disconnected or self._transport.is_closing():
             self.is_disconnected = True
-            raise asyncio.CancelledError
+            raise ClientDisconnected
 
     async def _wait_until_drained(self) -> None:
         """Wait until the client has read; the connection checks the timeout."""

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from dragoman.core.errors import DragomanError
+from dragoman.core.foreign_code import ClientDisconnected
 from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import client_request_id, new_context, variables_of
@@ -251,7 +252,7 @@ class Http2Request:
 
     def _check_connected(self) -> None:
         if self.is_disconnected:
-            raise asyncio.CancelledError
+            raise ClientDisconnected
 
     def abort(self) -> None:
         self.is_disconnected = True
