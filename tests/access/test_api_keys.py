@@ -273,7 +273,7 @@ class Slow(dragoman.Model):
 
 async def test_concurrent_calls_of_a_key_are_limited_until_they_end(keys: KeyFile) -> None:
     few = bearer(keys.add("few", max_concurrent=2))
-    async with serving(Slow, api_keys=str(keys.path)) as server:
+    async with serving(Slow, api_keys=str(keys.path), trial_s=0) as server:
         running = [asyncio.create_task(infer(server, few, "Slow")) for _ in range(2)]
         while server.model("Slow").running < 2:
             await asyncio.sleep(0.001)
@@ -287,7 +287,7 @@ async def test_concurrent_calls_of_a_key_are_limited_until_they_end(keys: KeyFil
 
 async def test_a_client_that_disconnects_ends_its_call(keys: KeyFile) -> None:
     few = bearer(keys.add("few", max_concurrent=1))
-    async with serving(Slow, api_keys=str(keys.path)) as server:
+    async with serving(Slow, api_keys=str(keys.path), trial_s=0) as server:
         connection = await connect(server.port)
         connection.writer.write(request("POST", "/v2/models/Slow/infer", BODY, few))
         while server.model("Slow").running < 1:

@@ -262,7 +262,7 @@ async def test_a_batch_of_a_python_backend_that_calls_others_has_one_owner(tmp_p
     (tmp_path / "batches" / "config.pbtxt").write_text(f'backend: "python"\nmax_batch_size: 2\n{_NUMBERS}{waits}')
     (tmp_path / "batches" / "1" / "model.py").write_text(_BATCHES)
     call = Infer({"x": Tensor(np.ones((1, 1), np.int64), INT64)})
-    async with dragoman.open_engine(tmp_path) as engine, asyncio.timeout(60):
+    async with dragoman.open_engine(tmp_path, trial_s=0) as engine, asyncio.timeout(60):
         sent = [Request(call, "batches", caller=Caller(owner)) for owner in ("ann", "bob", "bob")]
         answers = await asyncio.gather(*map(engine.call, sent))
         assert [each.answer.outputs["OUT"].data.item() for each in answers] == [1, 2, 2]

@@ -60,7 +60,7 @@ async def test_a_request_is_found_by_its_id() -> None:
 
 
 async def test_queue_and_batch_of_merged_requests() -> None:
-    async with serving(Slow, recent_requests=50, max_batch_size=8) as server:
+    async with serving(Slow, recent_requests=50, max_batch_size=8, trial_s=0) as server:
         sending = [asyncio.create_task(server.infer("Slow", BODY, {"x-request-id": "first"}))]
         await asyncio.to_thread(Slow.begun.wait)
         sending += [asyncio.create_task(server.infer("Slow", BODY, {"x-request-id": f"r{i}"})) for i in range(3)]

@@ -151,7 +151,7 @@ def test_calls_in_flight_complete_after_unloading(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "model.py").write_text(slow % 2)
     write(tmp_path / "b", 3)
-    with running_server(str(tmp_path), "--control-token", "t") as process:
+    with running_server(str(tmp_path), "--control-token", "t", "--trial-s", "0") as process:
         responses: list[tuple[int, Any]] = []
         asking = threading.Thread(target=lambda: responses.append(process.infer("a", [1.0])))
         asking.start()

@@ -218,7 +218,7 @@ async def test_a_waiting_graph_does_not_delay_the_stop_of_the_server(tmp_path: P
         "        await asyncio.Event().wait()\n"
     )
     (tmp_path / "g.graph.toml").write_text("[nodes]\na = { served = 'stuck' }")
-    engine = dragoman.open_engine(tmp_path)
+    engine = dragoman.open_engine(tmp_path, trial_s=0)
     await engine.start()
     request = asyncio.ensure_future(evaluate(engine, 1.0, model="g"))
     (waiting,) = (d for d in engine.deployments() if d.spec.name == "stuck")

@@ -175,7 +175,7 @@ class Hangs(dragoman.Model):
 @pytest.mark.parametrize("action", ["reset", "disconnect", "stop"])
 async def test_a_disconnect_cancels_the_call(action: str) -> None:
     model = Hangs()
-    server = dragoman.Server(model, http_port=0, grpc_port=-1)
+    server = dragoman.Server(model, http_port=0, grpc_port=-1, trial_s=0)
     async with server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.http_ports[0])
         client = Client(reader, writer)

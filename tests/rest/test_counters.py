@@ -291,7 +291,7 @@ class Batched(dragoman.Model):
 
 
 async def test_batches_are_counted() -> None:
-    async with serving(Batched, max_batch_size=8, batch_linger=0.0) as server, counted(server) as changes:
+    async with serving(Batched, max_batch_size=8, batch_linger=0.0, trial_s=0) as server, counted(server) as changes:
         body = inputs(tensor(shape=[2], data=[1, 2]))
         first = asyncio.create_task(server.infer("Batched", body))
         labels = "model=Batched,version="

@@ -58,7 +58,9 @@ class Texts(dragoman.Model):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[RestServer]:
-    async with serving(Sum, Waiting, Texts, shared_memory=True, max_body_bytes=1 << 16, **SETTINGS) as server:
+    async with serving(
+        Sum, Waiting, Texts, shared_memory=True, max_body_bytes=1 << 16, trial_s=0, **SETTINGS
+    ) as server:
         yield server
 
 
