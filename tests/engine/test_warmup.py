@@ -122,6 +122,16 @@ async def test_warmup_of_a_model_that_streams(tmp_path: Path) -> None:
         assert [line.split()[1] for line in (tmp_path / "log").read_text().splitlines()] == ["1", "2"]
 
 
+async def test_an_error_among_the_responses_of_a_warmup_request_fails_the_load(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, body(1.0))
+    failing = "        yield dragoman.errors.ModelFailed('the second half is missing')\n        yield {"
+    (folder / "model.py").write_text((folder / "model.py").read_text().replace("        return {", failing))
+    async with open_engine(folder) as engine:
+        assert not engine.ready()
+        (deployment,) = engine.deployments()
+        assert "request 1: the second half is missing" in deployment.reason
+
+
 async def test_a_failing_warmup_ends_the_worker_processes(tmp_path: Path) -> None:
     async with open_engine(write_model(tmp_path, [body(1.0), body(-1.0)], "process")) as engine:
         assert not engine.ready()

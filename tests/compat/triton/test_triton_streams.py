@@ -267,3 +267,19 @@ async def test_unary_calls_of_a_decoupled_model_need_one_response(server: dragom
         "only!": (500, "only"),
         "only 8!": (400, text.format("several responses")),
     }
+
+
+async def test_a_stream_with_an_error_among_its_responses_is_counted_as_failed(server: dragoman.Server) -> None:
+    async def counts() -> tuple[int, int]:
+        def fetch() -> Any:
+            with urllib.request.urlopen(f"{server.http_url}/v2/models/steps/stats", timeout=60) as response:
+                return json.load(response)
+
+        stats = (await asyncio.to_thread(fetch))["model_stats"][0]["inference_stats"]
+        return stats["success"]["count"], stats["fail"]["count"]
+
+    succeeded, failed = await counts()
+    await stream(server, message("steps", "0 1 !"))
+    assert await counts() == (succeeded + 1, failed)
+    await stream(server, message("steps", "0 half 3 !"))
+    assert await counts() == (succeeded + 1, failed + 1)
