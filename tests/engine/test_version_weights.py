@@ -212,6 +212,20 @@ async def test_weights_that_cannot_be_saved_are_reported(folder: Path, tmp_path:
         assert json.loads(file.read_text()) == {"m": {"3": 1}}
 
 
+async def test_a_file_of_weights_keeps_its_mode_and_the_link_to_it(folder: Path, tmp_path: Path) -> None:
+    file, link = tmp_path / "weights.json", tmp_path / "link.json"
+    file.write_text("{}")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file=str(link)) as engine:
+        await load(engine, weights="3=1")
+    assert (link.is_symlink(), file.stat().st_mode & 0o777, json.loads(file.read_text())) == (
+        True,
+        0o640,
+        {"m": {"3": 1}},
+    )
+
+
 async def test_weights_without_a_file_end_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with open_engine(folder, control_open=True, placement="inline") as engine:
         await load(engine, weights="3=1")

@@ -3,13 +3,10 @@
 import hashlib
 import json
 import math
-import os
 import secrets
 import stat
-import tempfile
 import tomllib
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +17,7 @@ import msgspec
 from dragoman.access.grants import EVERYTHING, ROLES, Grant
 from dragoman.core.errors import InvalidInput
 from dragoman.protocols.wire import Role
+from dragoman.system.files import replace_file
 
 # Scanners for leaked secrets find keys by this prefix.
 PREFIX = "drg_"
@@ -149,17 +147,6 @@ def write_keys(path: Path, keys: Iterable[StoredKey]) -> None:
     text = format_keys(keys)
     parse_keys(text)
     try:
-        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
-        target = path.resolve()
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(temporary).chmod(mode)
-            Path(temporary).replace(target)
-        except BaseException:
-            with suppress(OSError):
-                Path(temporary).unlink()
-            raise
+        replace_file(path, text)
     except OSError as error:
         raise InvalidInput(f"key file '{path}' cannot be written: {error.strerror or error}") from error

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput, ServerError
 from dragoman.engine.version_routing import VersionRouting, parse_weights
+from dragoman.system.files import replace_file
 
 log = logging.getLogger("dragoman.engine")
 
@@ -72,7 +71,7 @@ class SavedWeights:
 
     async def _write(self, path: Path, text: str, model: str) -> None:
         try:
-            await asyncio.to_thread(_replace, path, text)
+            await asyncio.to_thread(replace_file, path, text)
         except OSError as error:
             log.error("the version weights cannot be saved: %s", error)
             raise ServerError(
@@ -94,17 +93,3 @@ def _read(path: Path) -> dict[str, Mapping[str, float]]:
     if not isinstance(found, dict):
         raise InvalidInput(f"{setting}: expected an object of weights by model and version")
     return {name: parse_weights(weights, f"{setting}: model '{name}'") for name, weights in found.items()}
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace a file, so that it has the old or the new text after a crash at any moment."""
-    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
-    try:
-        with os.fdopen(number, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -258,8 +258,7 @@ async def run_in_thread(
     """Run a function in a daemon thread and return its result.
 
     If this coroutine is cancelled, the function runs on, and `discard` is called with its result, in a thread. After
-    `limit_s` seconds it is stopped, and this raises
-    TimeLimitExceededError.
+    `limit_s` seconds it is stopped, and this raises TimeLimitExceededError.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
