@@ -26,7 +26,6 @@ from benchmarks.checked_request import check_request
 from benchmarks.load import Load, c_generator
 from benchmarks.processes import RESULTS, ROOT, Process, cpu_s, dragoman, free_port, http_ready, run_process
 from benchmarks.workloads import Workload, identity
-from dragoman.native.float_text import start_loading
 
 MODELS = ROOT / "benchmarks" / "models.py"
 PAGE = ROOT / "docs" / "scaling.md"
@@ -63,7 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     rounds, seconds = (1, 0.3) if options.quick else (options.rounds, options.seconds)
     rows: list[Row] = []
-    start_loading().result()  # otherwise the first server compiles kernels while it is measured
     result: dict[str, Any] = {"machine": machine.machine(), "others_busy_cores": machine.busy_cores()}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         servers = {subject: _start_server(running, Path(folder), subject) for subject in FLAGS}

@@ -1,8 +1,7 @@
 """Parse arrays of numbers in JSON text, and choose the parser.
 
-Short arrays go through msgspec. Long ones are parsed in chunks: by compiled kernels (`native.float_text`) or
-by simdjson where these are installed and the text is plain, else by msgspec. All give the same values; errors come from
-msgspec alone.
+Short arrays go through msgspec. Long ones are parsed in chunks: by simdjson where it is installed and the text is
+plain, else by msgspec. Both give the same values; errors come from msgspec alone.
 """
 
 import functools
@@ -18,11 +17,10 @@ from dragoman.core.datatypes import BYTES, Array, Datatype, round_to
 from dragoman.core.errors import InvalidInput
 from dragoman.formats.nesting import Nesting
 from dragoman.formats.policy import Buffer
-from dragoman.native.float_text import float_text
 from dragoman.system.shared_memory import empty_array
 
 LONG = 2048  # performance only: bytes of JSON; longer arrays are cut out of a message and parsed in chunks
-# No other thread runs while a parser does, except in compiled kernels.
+# No other thread runs while a parser does.
 _CHUNK = 1 << 18  # performance only: bytes parsed at a time; short enough to stay in a core's cache
 _COMMA_BLOCK = 256  # performance only: bytes that are searched for a comma at a time
 
@@ -80,27 +78,16 @@ def parse_numbers(
             if not nesting.next_fits(bytes(text)):
                 raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths")
             text = bytes(text).translate(None, b"[]")
-        size = parse_compiled(text, array[first:])
-        if size < 0:
-            at_first = first, () if nesting is None else nesting.shape
-            chunk = _parse_chunk(where, datatype, b"".join((b"[", text, b"]")), at_first, literal, null)
-            size = chunk.size
-            if not size and (first or stop < end):
-                raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
-            if first + size <= array.size:
-                array[first : first + size] = chunk
+        at_first = first, () if nesting is None else nesting.shape
+        chunk = _parse_chunk(where, datatype, b"".join((b"[", text, b"]")), at_first, literal, null)
+        size = chunk.size
+        if not size and (first or stop < end):
+            raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
+        if first + size <= array.size:
+            array[first : first + size] = chunk
         first += size
         at = stop + 1
     return array if first == count else np.broadcast_to(np.empty(1, datatype.dtype), first)
-
-
-def parse_compiled(text: Buffer, numbers: Array) -> int:
-    """Parse numbers between commas into an array by compiled kernels; return their count.
-
-    Return -1, for a general parser to decide, if there are no kernels, or anything but plain numbers.
-    """
-    compiled = float_text(numbers.dtype)
-    return -1 if compiled is None else compiled.parse(text, numbers)
 
 
 def _parse_chunk(where: str, datatype: Datatype, text: bytes, first: Position, literal: bool, null: bool) -> Array:

@@ -8,10 +8,8 @@ import orjson
 
 from dragoman.core.datatypes import Array
 from dragoman.formats.policy import Buffer
-from dragoman.native.float_text import float_text
 
 _CHUNK_ELEMENTS = 1 << 14  # performance only: serialized at a time
-_COMPILED_ELEMENTS = 512  # performance only: for more elements compiled kernels are faster than orjson
 _MARK = b"\0"  # never in JSON text, in which control characters are escaped
 
 
@@ -75,10 +73,6 @@ def format_numbers(flat: Array, at_once: bool = False) -> Any:
 
     A long array is serialized here, in chunks; `at_once` lets orjson serialize it in one call, which avoids a copy.
     """
-    compiled = float_text(flat.dtype) if flat.size >= _COMPILED_ELEMENTS else None
-    if compiled is not None:
-        texts = compiled.format(flat)
-        return orjson.Fragment(b"".join(texts)) if at_once or flat.size <= _CHUNK_ELEMENTS else LongText(texts)
     if at_once or flat.size <= _CHUNK_ELEMENTS:
         return flat
     chunks: list[Buffer] = [b"["]

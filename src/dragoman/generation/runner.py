@@ -240,7 +240,7 @@ class Runner:
         try:
             from dragoman.generation.native.step import NativeStep, Unsupported, step_code
         except ImportError:  # llvmlite is optional
-            self._use_pytorch("llvmlite is not installed (pip install 'dragoman[fast]')")
+            self._use_pytorch("llvmlite is not installed (pip install 'dragoman[text]')")
             return False
         try:
             code = step_code(self.model, forms, self._bits)

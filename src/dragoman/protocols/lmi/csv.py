@@ -12,7 +12,6 @@ import orjson
 from dragoman.core.datatypes import FP64, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import object_array
-from dragoman.formats.json_numbers import parse_compiled
 from dragoman.protocols.wire import Policy
 from dragoman.system.shared_memory import empty_array
 
@@ -113,8 +112,6 @@ def _chunks(body: bytes, at: int) -> Iterator[bytes]:
 def _read_numbers(text: bytes, into: Array) -> int:
     """Parse cells between commas, an empty one as NaN; return how many there are, 0 if one is not a number."""
     count = text.count(b",") + 1
-    if parse_compiled(text, into) == count:
-        return count
     try:
         into[:count] = [float(cell or "nan") for cell in _decode(text).split(",")]
     except ValueError:
