@@ -55,7 +55,7 @@ def _measure(target: Target, tree: Path, folder: Path) -> Baseline:
     data = folder / ".coverage"
     for earlier in (data, folder / "outcome.json"):  # a run that breaks off must not leave those of another
         earlier.unlink(missing_ok=True)
-    options = ("-p", "pytest_cov", "--cov=dragoman", "--cov-context=test", "--cov-report=")
+    options = ("-p", "pytest_cov", "--cov", "--cov-context=test", "--cov-report=")
     job = Job(tree, folder, target.tests, {}, options, {"COVERAGE_FILE": str(data)})
     status = run(job)
     if not (folder / "outcome.json").exists():

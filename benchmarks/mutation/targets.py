@@ -9,14 +9,14 @@ SOURCE = ROOT / "src"
 
 @dataclass(frozen=True)
 class Target:
-    """Files below `src/dragoman` and the test files that cover them, none of which takes long."""
+    """Files below `src` and the test files that cover them, none of which takes long."""
 
     name: str
     files: tuple[str, ...]
     tests: tuple[str, ...]
 
     def paths(self) -> list[Path]:
-        found = [path for pattern in self.files for path in sorted((SOURCE / "dragoman").glob(pattern))]
+        found = [path for pattern in self.files for path in sorted(SOURCE.glob(pattern))]
         assert found, f"no file of target {self.name!r} matches"
         return [path for path in found if path.name != "__init__.py" or path.stat().st_size > 200]
 
@@ -49,25 +49,29 @@ _DERIVATIVE_TESTS = (
 TARGETS = (
     Target(
         "batching",
-        ("engine/batching.py", "engine/batch_delay.py", "engine/call_handler.py"),
+        ("dragoman/engine/batching.py", "dragoman/engine/batch_delay.py", "dragoman/engine/call_handler.py"),
         ("tests/engine/test_batching.py", "tests/engine/test_batch_delay.py", "tests/engine/test_engine.py"),
     ),
     Target(
         "core",
-        ("core/*.py",),
+        ("dragoman/core/*.py",),
         (
             "tests/core",
             "tests/codecs/test_type_aliases.py",
             "tests/engine",
-            "tests/graphs/test_daemon_threads.py",
+            "tests/simulators/graphs/test_daemon_threads.py",
             "tests/workers/test_workers_frames.py",
             "tests/workers/test_workers_shared_buffers.py",
         ),
     ),
-    Target("graphs", ("graphs/*.py",), tuple(f"tests/graphs/test_graph_{part}.py" for part in _GRAPH_TESTS)),
+    Target(
+        "graphs",
+        ("dragoman_simulators/graphs/*.py",),
+        tuple(f"tests/simulators/graphs/test_graph_{part}.py" for part in _GRAPH_TESTS),
+    ),
     Target(
         "formats",
-        ("formats/*.py",),
+        ("dragoman/formats/*.py",),
         (
             "tests/formats",
             "tests/codecs/test_spec_examples.py",
@@ -84,7 +88,7 @@ TARGETS = (
     ),
     Target(
         "derivatives",
-        ("derivatives/*.py",),
-        tuple(f"tests/derivatives/test_{part}.py" for part in _DERIVATIVE_TESTS),
+        ("dragoman_simulators/derivatives/*.py",),
+        tuple(f"tests/simulators/derivatives/test_{part}.py" for part in _DERIVATIVE_TESTS),
     ),
 )

@@ -6,7 +6,7 @@ The public names are listed here, and for type checkers in `__init__.pyi`; anyth
 import importlib
 from typing import Any
 
-from dragoman._version import __version__
+from dragoman._version import __version__ as __version__
 
 # Names are imported when first used, so that `import dragoman` is quick and a worker stays small.
 _HOME = {
@@ -49,9 +49,7 @@ _HOME = {
     "RequestOutput": "formats.message",
     "ResponseOutput": "formats.message",
     "model": "runtimes.python.model",
-    "Graph": "graphs.graph",
     "VectorFunction": "core.vectors",
-    "vector_function": "derivatives.decorator",
     "Server": "server",
     "serve": "server",
     "open_engine": "engine_setup",
@@ -62,18 +60,27 @@ _HOME = {
     "AsyncClient": "client.async_client",
 }
 
-__all__ = ["__version__", "codecs", "errors", *_HOME]
+_OWN = ("__version__", "codecs", "errors", *_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        from dragoman.hooks import own_entries
+
+        return [*_OWN, *own_entries("names")]
     if name == "codecs":
         return importlib.import_module("dragoman.codecs")
     if name == "errors":
         return importlib.import_module("dragoman.core.errors")
     if name in _HOME:
         return getattr(importlib.import_module(f"dragoman.{_HOME[name]}"), name)
+    if not name.startswith("_"):
+        from dragoman.hooks import own_entries
+
+        if name in own_entries("names"):
+            return own_entries("names")[name].load()
     raise AttributeError(f"module 'dragoman' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -38,18 +38,18 @@ from dragoman.core.text import Sampling as Sampling
 from dragoman.core.text import Text as Text
 from dragoman.core.text import Token as Token
 from dragoman.core.vectors import VectorFunction as VectorFunction
-from dragoman.derivatives.decorator import vector_function as vector_function
 from dragoman.engine_setup import open_engine as open_engine
 from dragoman.formats.message import InferenceRequest as InferenceRequest
 from dragoman.formats.message import InferenceResponse as InferenceResponse
 from dragoman.formats.message import RequestInput as RequestInput
 from dragoman.formats.message import RequestOutput as RequestOutput
 from dragoman.formats.message import ResponseOutput as ResponseOutput
-from dragoman.graphs.graph import Graph as Graph
 from dragoman.runtimes.python.model import model as model
 from dragoman.server import Server as Server
 from dragoman.server import serve as serve
 from dragoman.settings import Settings as Settings
 from dragoman.system.trace_context import trace_headers as trace_headers
+from dragoman_simulators.derivatives.decorator import vector_function as vector_function
+from dragoman_simulators.graphs.graph import Graph as Graph
 
 __all__: list[str]

@@ -23,7 +23,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.core.type_aliases import without_aliases
-from dragoman.derivatives.vector_callable import annotated_inputs, inspect_function
+from dragoman_simulators.derivatives.vector_callable import annotated_inputs, inspect_function
 
 S, T, U = TypeVar("S", bound=np.generic), TypeVar("T"), TypeVar("U")
 

@@ -19,10 +19,11 @@ from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flatten, texts
 from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.formats import body, json_data, json_numbers, raw, small_messages, umbridge
+from dragoman.formats import body, json_data, json_numbers, raw, small_messages
 from dragoman.formats.cut import cut_arrays
 from dragoman.formats.message import InferenceRequest
 from dragoman.formats.policy import Policy
+from dragoman_simulators.umbridge import requests as umbridge
 
 many_examples = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 SIMD_CLASS = json_numbers.simd_parser_class

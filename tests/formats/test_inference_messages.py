@@ -20,8 +20,8 @@ from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
 from dragoman.formats.oip_tensors import serialize_raw_response, tensor_from_contents
 from dragoman.formats.policy import Policy
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
-from dragoman.formats.umbridge import parse_umbridge_request
-from dragoman.formats.umbridge_response import parse_output, serialize_derivative, serialize_evaluation
+from dragoman_simulators.umbridge.requests import parse_umbridge_request
+from dragoman_simulators.umbridge.responses import parse_output, serialize_derivative, serialize_evaluation
 
 NUMBERS = Tensor(np.array([[1.5, np.nan]], np.float32), FP32, {"content_type": "np"})
 BINARY = Tensor(np.array([b"a", b"\xff"], object), BYTES)

@@ -19,8 +19,8 @@ from dragoman.formats.json_document import NumberArray, parse_document, parse_js
 from dragoman.formats.json_scan import BLOCK
 from dragoman.formats.json_text import format_nested, format_numbers, json_chunks
 from dragoman.formats.policy import Policy
-from dragoman.formats.umbridge import parse_umbridge_request
 from dragoman.system.shared_memory import LARGE, find_buffer
+from dragoman_simulators.umbridge.requests import parse_umbridge_request
 
 many_examples = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 POLICY = Policy()

@@ -31,8 +31,6 @@ LAYERS = (
     "workers",
     "runtimes",
     "compat",
-    "graphs",
-    "derivatives",
     "generation",
     "pipelines",
     "protocols",
@@ -50,7 +48,7 @@ LAYERS = (
 )
 # Modules that the families of a package share; apart from these, a family imports nothing from another one.
 SHARED = {
-    "runtimes": {"files", "module_alias", "recognise", "tables", "text_model", "unserved", "vector_model"},
+    "runtimes": {"files", "module_alias", "recognise", "tables", "text_model", "unserved"},
     "protocols": {"wire", "custom_handlers", "json_arrays", "text_common", "web_files"},
 }
 

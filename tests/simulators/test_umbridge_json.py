@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.formats import json_numbers
 from dragoman.formats.policy import Policy
-from dragoman.formats.umbridge import InvalidUmBridgeRequest, UmBridgeRequest, parse_umbridge_request
-from dragoman.formats.umbridge_response import format_vector, parse_output
+from dragoman_simulators.umbridge.requests import InvalidUmBridgeRequest, UmBridgeRequest, parse_umbridge_request
+from dragoman_simulators.umbridge.responses import format_vector, parse_output
 
 POLICY = Policy()
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

@@ -6,8 +6,8 @@ import pytest
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.formats.policy import Policy
-from dragoman.formats.umbridge import InvalidUmBridgeRequest, parse_umbridge_request
-from dragoman.formats.umbridge_response import parse_output
+from dragoman_simulators.umbridge.requests import InvalidUmBridgeRequest, parse_umbridge_request
+from dragoman_simulators.umbridge.responses import parse_output
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from dragoman.core.calls import Describe
 from dragoman.core.tensor import NONE
 from dragoman.engine.engine import Engine
 from dragoman.engine.repository import Repository
-from dragoman.runtimes.umbridge.model import make_function
+from dragoman_simulators.umbridge_runtime.model import make_function
 from e2e.server_process import ServerProcess, free_ports, wait_until
 from loaded_models import recorded_models
 from simulators.conftest import SIMULATORS

@@ -27,7 +27,7 @@ from dragoman.core.calls import Describe, Request, SignatureFor
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.engine.engine import Engine
 from dragoman.engine.repository import Repository
-from dragoman.protocols.umbridge.routes import support
+from dragoman_simulators.umbridge.routes import support
 from simulators.conftest import SIMULATORS
 from simulators.models.simulators import Faulty, Forward, Points, forward
 from vector_calls import call_model, vector

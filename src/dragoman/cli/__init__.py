@@ -26,7 +26,6 @@ _COMMANDS = {
     "chat": Command("chat with a language model", "dragoman.cli.chat"),
     "status": Command("show the models and workers of a running server", "dragoman.cli.status"),
     "doctor": Command("report what will differ for a folder of MLServer or LMI", "dragoman.cli.doctor"),
-    "graph": Command("draw and check a graph of models", "dragoman.cli.graph"),
     "keys": Command("create, list and delete API keys", "dragoman.cli.keys"),
     "completion": Command("print a completion script for bash, zsh or fish", "dragoman.cli.completion"),
 }

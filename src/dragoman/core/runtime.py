@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -30,6 +30,21 @@ def lazy_function(name: str) -> Callable[..., Any]:
 
     call.__module__, call.__qualname__ = module, attribute  # by which another process finds it
     return call
+
+
+class PythonObjects(NamedTuple):
+    """Python objects of a kind that are models, as an entry point of the group `dragoman.python_objects` names it.
+
+    accept: returns whether an object or a class is of this kind.
+    load: makes the Model of one. Raises ModelFailed.
+    names_itself: returns whether the name of a model is its own, not that of its variable or its file.
+    own_name: returns that name, "" if it has none. It may make an instance of a class.
+    """
+
+    accept: Callable[[Any], bool]
+    load: Callable[[Any, ModelSpec], Model]
+    names_itself: Callable[[Any], bool]
+    own_name: Callable[[Any], str]
 
 
 class Runtime(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman import plugins
 from dragoman.codecs.elements import strings
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, FP32, FP64, INT64, NUMERIC, Array, Datatype, widens
@@ -126,20 +127,20 @@ class TorchModel(Model):
                     self.spec.name,
                 )
             return
-        from dragoman.derivatives.torch import ModuleFunction  # it imports torch
-        from dragoman.derivatives.verified import verify_module
-
+        if not plugins.has("derivatives", "torch"):
+            return
         self._vectors = vectors
-        function = ModuleFunction(
+        enabled = self.spec.parameters.get("verify_derivatives", True)
+        if not isinstance(enabled, bool):
+            raise ModelFailed(f"parameter 'verify_derivatives': expected true or false, got {enabled!r}")
+        self._function = plugins.find("derivatives", "torch")(
             self._forward,
             [spec.shape for spec in vectors.inputs],
             [self._torch.float32 if spec.datatype is FP32 else self._torch.float64 for spec in vectors.inputs],
             [spec.size for spec in vectors.outputs],
+            self.spec.name,
+            enabled,
         )
-        enabled = self.spec.parameters.get("verify_derivatives", True)
-        if not isinstance(enabled, bool):
-            raise ModelFailed(f"parameter 'verify_derivatives': expected true or false, got {enabled!r}")
-        self._function = verify_module(function, self.spec.name, enabled)
         for name in self._function.sources():
             if name != "evaluate":
                 setattr(self, name, getattr(self, f"_{name}"))

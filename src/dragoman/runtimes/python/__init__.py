@@ -9,5 +9,5 @@ RUNTIME = Runtime(
     priority=10,
     uri_is_path=False,  # it may be module:attribute
     check=lazy_function("dragoman.runtimes.files:check_source"),
-    model_names=lazy_function("dragoman.runtimes.python.model:vector_models"),
+    model_names=lazy_function("dragoman.runtimes.python.model:model_names"),
 )

@@ -7,14 +7,14 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar, overload
 
-from dragoman import plugins
+from dragoman import hooks, plugins
 from dragoman.codecs.decode import Defaults
 from dragoman.codecs.typed import TypedFunction
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
+from dragoman.core.runtime import PythonObjects
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
-from dragoman.runtimes.vector_model import WaitingModel, is_any_vector_function, is_umbridge, takes_name, vector_model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,11 +80,9 @@ def load(spec: ModelSpec) -> Model:
 
 
 def as_model(target: Any, spec: ModelSpec) -> Model:
-    """Return a Model with this spec for a Model subclass, a Model, a vector function or a callable."""
-    if is_any_vector_function(target):
-        model = vector_model(target, spec)
-        calls = model.function.concurrency
-        return model if calls == 1 else WaitingModel(spec, model.function, calls, model.placement)
+    """Return a Model with this spec for a Model subclass, a Model, a callable, or an object of a feature's kind."""
+    if (kind := _kind_of(target)) is not None:
+        return kind.load(target, spec)
     if isinstance(target, type):
         if not issubclass(target, Model):
             raise ModelFailed(f"class {target.__name__} is not a model: expected a subclass of dragoman.Model")
@@ -194,23 +192,27 @@ def _only_model(module: ModuleType, path: Path) -> Any:
 
 
 def _is_candidate(name: str, value: Any, module: ModuleType) -> bool:
-    """Return whether a variable is a public Model subclass, marked object or vector function of this file."""
+    """Return whether a variable is a public model of this file: a Model subclass, marked, or of a feature's kind."""
     if name.startswith("_"):
         return False
-    if is_any_vector_function(value) and not isinstance(value, type | FunctionType):
+    is_of_kind = _kind_of(value) is not None
+    if is_of_kind and not isinstance(value, type | FunctionType):
         return True
     if getattr(value, "__module__", None) != module.__name__:
         return False
-    if is_any_vector_function(value):
-        return True
-    return declaration_of(value) is not None or (isinstance(value, type) and issubclass(value, Model))
+    return is_of_kind or declaration_of(value) is not None or (isinstance(value, type) and issubclass(value, Model))
 
 
-# --- functions of vectors --------------------------------------------------------------------------------
+# --- objects of features ---------------------------------------------------------------------------------
 
 
-def vector_models(file: str, attribute: str = "") -> dict[str, Any]:
-    """Describe the functions of vectors and models of the `umbridge` package in a Python file, or its `attribute`.
+def _kind_of(target: Any) -> PythonObjects | None:
+    kinds: Iterable[PythonObjects] = hooks.all_of("python_objects").values()
+    return next((kind for kind in kinds if kind.accept(target)), None)
+
+
+def model_names(file: str, attribute: str = "") -> dict[str, Any]:
+    """Describe the models of features' kinds, such as functions of vectors, in a Python file, or its `attribute`.
 
     served: the attributes of the models that serving the file serves, by the models' own names; empty where the file
         also holds other models, where two models have one name, where it holds one function, which is named as the
@@ -225,32 +227,32 @@ def vector_models(file: str, attribute: str = "") -> dict[str, Any]:
             "classes": [],
         }
     module = plugins.import_file(Path(file))
-    models = {name: value for name, value in vars(module).items() if is_umbridge(value)}
+    models = {name: value for name, value in vars(module).items() if _names_itself(value)}
     instances = {name: _own_name(value) for name, value in models.items() if not isinstance(value, type)}
     return {
         "served": _by_own_name(candidates(module)),
         "instances": {name: own for name, own in instances.items() if own},
-        "classes": [name for name, value in models.items() if isinstance(value, type) and not takes_name(value)],
+        "classes": [name for name, value in models.items() if isinstance(value, type)],
     }
 
 
 def _by_own_name(models: Mapping[str, Any]) -> dict[str, str]:
     """Return the attributes of models by the models' own names; empty unless each has a unique one."""
-    if not all(map(is_any_vector_function, models.values())) or (
-        len(models) == 1 and not any(map(is_umbridge, models.values()))
-    ):
+    if None in map(_kind_of, models.values()) or (len(models) == 1 and not any(map(_names_itself, models.values()))):
         return {}
     if len(models) > 1 and any(isinstance(target, type) for target in models.values()):
         return {}
     attributes = {
-        _own_name(target) if is_umbridge(target) else attribute: attribute for attribute, target in models.items()
+        _own_name(target) if _names_itself(target) else attribute: attribute for attribute, target in models.items()
     }
     return {} if "" in attributes or len(attributes) < len(models) else attributes
 
 
+def _names_itself(target: Any) -> bool:
+    kind = _kind_of(target)
+    return kind is not None and kind.names_itself(target)
+
+
 def _own_name(target: Any) -> str:
-    """Return the own name of a model or class; "" if it has none, or if the loader names it."""
-    if isinstance(target, type):
-        target = None if takes_name(target) else target()
-    name = getattr(target, "name", "")
-    return name if isinstance(name, str) else ""
+    kind = _kind_of(target)
+    return "" if kind is None else kind.own_name(target)

@@ -1,0 +1,269 @@
+"""Check of a model's derivatives, as a table."""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dragoman.cli.input_values import parse_json
+from dragoman.cli.output_files import check_plot, write_file
+from dragoman.core import calls
+from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import NONE, Tensor
+from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
+from dragoman.engine.engine import Engine
+from dragoman.engine_setup import make_engine, settings_for
+from dragoman.settings import from_environment
+from dragoman_simulators.derivatives.checks import CheckResult, ErrorCurve, Tolerance, run_checks, svg_plot, text_plot
+
+A = TypeVar("A")
+
+_ABILITIES: Mapping[type[calls.Call[Any]], Ability] = {
+    calls.Infer: "evaluate",
+    calls.Gradient: "gradient",
+    calls.ApplyJacobian: "apply_jacobian",
+    calls.ApplyHessian: "apply_hessian",
+}
+
+
+class ServedFunction(VectorFunction):
+    """A model whose methods send calls to the engine in the event loop of `runner`."""
+
+    def __init__(self, engine: Engine, name: str, runner: asyncio.Runner, config: Config) -> None:
+        self.name, self._engine, self._runner = name, engine, runner
+        self._description: calls.ModelDescription = self._call(calls.Describe())
+        signature = self._signature(config)
+        self.input_names = tuple(spec.name for spec in signature.inputs)
+        self.output_names = tuple(spec.name for spec in signature.outputs)
+
+    def input_sizes(self, config: Config) -> Sequence[int]:
+        return [_size(spec) for spec in self._signature(config).inputs]
+
+    def output_sizes(self, config: Config) -> Sequence[int]:
+        return [_size(spec) for spec in self._signature(config).outputs]
+
+    def evaluate(self, inputs: Vectors, config: Config) -> Any:
+        result = self._call(calls.Infer({}, positional=_tensors(inputs), config=config or NONE))
+        return tuple(tensor.data.reshape(-1) for tensor in result.outputs.values())
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
+        where: Any = {"output": output, "input": input, "sens": Tensor.of(sens)}
+        return self._derivative(calls.Gradient, inputs, config, where)
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
+        where: Any = {"output": output, "input": input, "vec": Tensor.of(vec)}
+        return self._derivative(calls.ApplyJacobian, inputs, config, where)
+
+    def apply_hessian(
+        self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
+    ) -> Any:
+        where: Any = {"output": output, "input1": input1, "input2": input2}
+        where |= {"sens": Tensor.of(sens), "vec": Tensor.of(vec)}
+        return self._derivative(calls.ApplyHessian, inputs, config, where)
+
+    def sources(self) -> Mapping[Ability, str]:
+        known = self._description.details.get("derivatives", {})
+        return {
+            name: known.get(name, "the model") for kind, name in _ABILITIES.items() if kind in self._description.calls
+        }
+
+    def point(self, sizes: Sequence[int]) -> list[Vector]:
+        """Return the default point of the model if it has these sizes, otherwise zeros."""
+        point = [np.array(each, np.float64) for each in self._description.details.get("point", [])]
+        return point if [len(each) for each in point] == list(sizes) else [np.zeros(size) for size in sizes]
+
+    def _signature(self, config: Config) -> Signature:
+        return self._call(calls.SignatureFor(config or NONE))
+
+    def _derivative(
+        self, kind: type[calls.DerivativeCall], inputs: Vectors, config: Config, where: Mapping[str, Any]
+    ) -> Any:
+        result = self._call(kind(positional=_tensors(inputs), config=config or NONE, **where))
+        return result.data.reshape(-1)
+
+    def _call(self, call: calls.Call[A]) -> A:
+        return self._runner.run(self._engine.call(calls.Request(call, self.name))).answer
+
+
+def _tensors(inputs: Vectors) -> tuple[Tensor, ...]:
+    return tuple(map(Tensor.of, inputs))
+
+
+def _size(spec: TensorSpec) -> int:
+    if not spec.shape or spec.shape[-1] < 0:
+        raise NotSupported(f"'{spec.name}' is not a vector of known size")
+    return spec.shape[-1]
+
+
+# How far random points are from the middle, in units of --spread, in turn; and how many are tried for each.
+_SPREADS = (1.0, 5.0, 0.2, 2.0, 3.0)
+_TRIES = 20
+
+
+def check_derivatives(arguments: argparse.Namespace) -> int:
+    """Check the models that the arguments of the command name; return its exit status."""
+    config = parse_json(arguments.config, dict, "--config")
+    if arguments.plot:
+        check_plot(arguments.plot, ".svg", or_terminal=True)
+    if ":" in arguments.path and not arguments.path.rpartition(":")[0].endswith(".py"):
+        sys.path.append(os.getcwd())  # as `dragoman serve` finds modules
+    with asyncio.Runner() as runner:
+        folders = [arguments.path] if Path(arguments.path).is_dir() else []
+        settings = settings_for(folders, from_environment(os.environ), {"placement": "thread"})
+        remote = arguments.path.startswith(("http://", "https://"))
+        objects = [_remote(arguments.path, arguments.model)] if remote else []
+        engine = make_engine([] if remote else [arguments.path], objects, settings)
+        runner.run(engine.start())
+        try:
+            models = [d.spec.name for d in engine.deployments() if arguments.model in ("", d.spec.name)]
+            if not models:
+                raise InvalidInput(f"unknown model '{arguments.model}' in '{arguments.path}'")
+            results = [_check_model(ServedFunction(engine, name, runner, config), config, arguments) for name in models]
+        finally:
+            runner.run(engine.close())
+    if arguments.json:
+        print(json.dumps([result for _, result in results], indent=2))
+    return max(status for status, _ in results)
+
+
+def _check_model(
+    function: ServedFunction, config: Config, arguments: argparse.Namespace
+) -> tuple[int, Mapping[str, object]]:
+    """Check one model; print the results unless `--json` is set.
+
+    Return 0, 1, or 2 if nothing could be checked, and the results as JSON values.
+    """
+    show = print if not arguments.json else lambda _text: None
+    methods = {ability: source for ability, source in function.sources().items() if ability != "evaluate"}
+    result = {"model": function.name, "methods": methods, "points": 0, "checks": []}
+    named = ", ".join(f"{ability} by {source}" for ability, source in methods.items())
+    show(f"\n{function.name}: {named or 'no derivatives'}")
+    if not methods:
+        return 2, result
+    differenced = any("finite differences" in source for source in methods.values())
+    identities = max(arguments.identity, 1e-5) if differenced else arguments.identity
+    points = list(_points(function, config, arguments))
+    if not points:
+        show("  the function has no finite values at any random point; name points of its domain with --at")
+        return 2, result
+    checks = run_checks(function, points, config, arguments.seed, Tolerance(arguments.tolerance, identities))
+    show(_table(function, checks))
+    bad = sum(not check.passed for check in checks)
+    verdict = f"{bad} of {len(checks)} checks failed" if bad else "all checks passed"
+    show(f"\n{verdict}, at {_pluralize(len(points), 'point')}")
+    if arguments.plot:
+        _plot(function, checks, arguments.plot)
+    return int(bad > 0), result | {"points": len(points), "checks": [_as_json(function, check) for check in checks]}
+
+
+def _as_json(function: ServedFunction, check: CheckResult) -> Mapping[str, object]:
+    return {
+        "check": check.check,
+        "output": function.output_names[check.output],
+        "inputs": [function.input_names[i] for i in check.inputs],
+        "error": check.error if math.isfinite(check.error) else None,
+        "order": check.order,
+        "passed": check.passed,
+        "reason": check.rejection or check.reason,
+        "curve": [{"step": step, "error": error} for step, error in check.curve],
+    }
+
+
+# --- points -----------------------------------------------------------------------------------------------
+
+
+def _points(function: ServedFunction, config: Config, arguments: argparse.Namespace) -> Iterator[Sequence[Vector]]:
+    sizes = function.input_sizes(config)
+    if arguments.at:
+        yield from (_point(text, sizes) for text in arguments.at)
+        return
+    middle = function.point(sizes)
+    rng = np.random.default_rng(arguments.seed)
+    remaining, count = _TRIES * arguments.points, 0
+    while remaining and count < arguments.points:
+        spread = arguments.spread * _SPREADS[count % len(_SPREADS)]
+        point = [_near(x, spread, rng) for x in middle]
+        remaining -= 1
+        if _is_inside(function, point, config):
+            count += 1
+            yield point
+
+
+def _near(x: Vector, spread: float, rng: np.random.Generator) -> Vector:
+    """Return a random point near x. Numbers keep their signs, as a model may accept only one; zeros get any."""
+    moves = spread * rng.normal(size=len(x))
+    return np.asarray(np.where(x != 0, x * np.exp(np.clip(moves, -1.5, 1.5)), moves))
+
+
+def _is_inside(function: ServedFunction, point: Sequence[Vector], config: Config) -> bool:
+    """Return whether the function has finite values at a point."""
+    try:
+        return all(np.isfinite(y).all() for y in function.evaluate(point, config))
+    except (ModelFailed, InvalidOutput):
+        return False
+
+
+def _point(text: str, sizes: Sequence[int]) -> list[Vector]:
+    try:
+        point = [np.array(each, np.float64).reshape(-1) for each in parse_json(text, list, "--at")]
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"--at: expected one list of numbers for each input, got {text}: {error}") from error
+    if [len(each) for each in point] != list(sizes):
+        raise InvalidInput(f"--at: expected vectors of {list(sizes)} numbers, got {[len(each) for each in point]}")
+    return point
+
+
+def _remote(url: str, model: str) -> ModelSpec:
+    if not model:
+        raise InvalidInput(f"expected --model NAME, the model of '{url}'")
+    return ModelSpec(name=model, runtime="umbridge", uri=url, parameters={"model": model, "urls": url})
+
+
+# --- output -----------------------------------------------------------------------------------------------
+
+
+def _table(function: ServedFunction, found: Sequence[CheckResult]) -> str:
+    rows = [("check", "output", "by", "error", "order", "")]
+    rows += [(f.check, *_where(function, f), *_format_error(f), _verdict(f)) for f in found]
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, [*widths, 0], strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _where(function: ServedFunction, result: CheckResult) -> tuple[str, str]:
+    return function.output_names[result.output], ", ".join(function.input_names[i] for i in result.inputs)
+
+
+def _format_error(result: CheckResult) -> tuple[str, str]:
+    if result.rejection:
+        return "-", "-"
+    if not result.curve:
+        return f"{result.error:.1e}", "-"
+    return f"{result.error:.1e}", "exact" if result.order is None else f"{result.order:.2f}"
+
+
+def _verdict(result: CheckResult) -> str:
+    if result.rejection:
+        return f"REFUSED: {result.rejection}"
+    return "ok" if result.passed else f"WRONG: {result.reason}" if result.reason else "WRONG"
+
+
+def _plot(function: ServedFunction, found: Sequence[CheckResult], place: str) -> None:
+    curves = [ErrorCurve(f"{f.check} {' by '.join(_where(function, f))}", f.curve) for f in found if f.curve]
+    if place == "-":
+        print("\n" + text_plot(curves))
+        return
+    write_file(place, svg_plot(curves, f"{function.name}: errors of central differences"))
+
+
+def _pluralize(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,81 @@
+"""`dragoman graph FILE`: draw a graph of models and check it."""
+
+import argparse
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from dragoman import plugins
+from dragoman.cli.output_files import write_file
+from dragoman.core.errors import InvalidInput
+from dragoman.core.spec import SiblingModels
+from dragoman.engine_setup import open_engine
+from dragoman.settings import from_environment
+from dragoman_simulators.graph_runtime.model import load_graph, read_graph
+from dragoman_simulators.graphs.draw import draw_svg, draw_text
+from dragoman_simulators.graphs.function import GraphFunction
+from dragoman_simulators.graphs.graph import vector_function
+from dragoman_simulators.graphs.layout import describe, make_picture, summarize
+
+_EPILOG = """\
+FILE is a graph.toml, any.graph.toml (or .json, .yaml), a folder with one, or file.py:object or module:object of a
+graph built in Python. Its nodes are loaded and their sizes checked: UM-Bridge servers that it names must be running,
+and models that it names by `served` must be given by --with.
+
+Exit status: 2 if the graph is invalid; the message names the node and the port.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Draw and check a graph of models."
+    parser.epilog = _EPILOG
+    parser.add_argument("file", metavar="FILE", help="the graph")
+    parser.add_argument("--svg", metavar="OUT", help="also write the drawing to an SVG file")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument(
+        "--with", metavar="PATH", nargs="+", dest="models", default=[], help="models that nodes name by `served`"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    return (
+        asyncio.run(_show_with_models(arguments)) if arguments.models else _show(_load(arguments.file, None), arguments)
+    )
+
+
+async def _show_with_models(arguments: argparse.Namespace) -> int:
+    """Show the graph with the models that it uses loaded in this process, as a server does."""
+    settings: Any = from_environment(os.environ)
+    async with open_engine(*arguments.models, **settings) as engine:
+        graph = await asyncio.to_thread(_load, arguments.file, engine.siblings("graph"))
+        return await asyncio.to_thread(_show, graph, arguments)
+
+
+def _show(graph: GraphFunction, arguments: argparse.Namespace) -> int:
+    try:
+        picture = make_picture(graph)
+        name = graph.name or Path(arguments.file).resolve().name
+        if arguments.json:
+            print(json.dumps({"name": name, **describe(graph)}, indent=2))
+        else:
+            print(draw_text(picture), "", *summarize(graph), sep="\n")
+        if arguments.svg:
+            write_file(arguments.svg, draw_svg(picture, name))
+    finally:
+        graph.close()
+    return 0
+
+
+def _load(place: str, siblings: SiblingModels | None) -> GraphFunction:
+    path = Path(place)
+    if not path.exists() and ":" in place:
+        function = vector_function(plugins.resolve(place))
+        if not isinstance(function, GraphFunction):
+            raise InvalidInput(f"'{place}' is {type(function).__name__}, expected a graph")
+        return function
+    if not path.exists():
+        raise InvalidInput(f"'{place}' not found: expected a graph file, a folder with one, or file.py:object")
+    return load_graph(read_graph(path), path, siblings)
