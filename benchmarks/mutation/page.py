@@ -29,7 +29,7 @@ def section(results: Results) -> str:
 def _row(survivor: Result, known: dict[tuple[str, str, str], str]) -> str:
     before, after = (text.replace("|", "\\|") for text in (survivor.before, survivor.after))
     reason = known.get((survivor.module, survivor.before, survivor.after), "")
-    module = survivor.module.removeprefix("dragoman/").removesuffix(".py")
+    module = survivor.module.partition("/")[2].removesuffix(".py")
     return f"| {module}: `{before}` → `{after}` | {reason} |"
 
 

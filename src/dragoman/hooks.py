@@ -9,7 +9,7 @@ import importlib.util
 import logging
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, distribution, entry_points
 from typing import Any
 
 from dragoman.core.errors import ModelFailed
@@ -24,11 +24,19 @@ def own_entries(group: str) -> Mapping[str, EntryPoint]:
     Those of other packages are not read, which takes milliseconds. Raises ModelFailed if Dragoman itself is not
     installed.
     """
+    return {entry.name: entry for entry in _declared(group) if _is_installed(entry.module.partition(".")[0])}
+
+
+def missing_names(group: str) -> set[str]:
+    """Return the names of the entry points of features that are not installed."""
+    return _declared(group).names - own_entries(group).keys()
+
+
+def _declared(group: str) -> EntryPoints:
     try:
-        entries = distribution("dragoman").entry_points.select(group=f"dragoman.{group}")
+        return distribution("dragoman").entry_points.select(group=f"dragoman.{group}")
     except PackageNotFoundError:
         raise ModelFailed("the package 'dragoman' is not installed; run pip install -e . in its folder") from None
-    return {entry.name: entry for entry in entries if _is_installed(entry.module.partition(".")[0])}
 
 
 @cache
@@ -45,7 +53,7 @@ def _is_installed(package: str) -> bool:
 
 def other_entries(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of other packages by name."""
-    own = distribution("dragoman").entry_points.select(group=f"dragoman.{group}").names
+    own = _declared(group).names
     return {entry.name: entry for entry in entry_points(group=f"dragoman.{group}") if entry.name not in own}
 
 

@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import SourceFileLoader
@@ -36,7 +36,7 @@ def find(group: str, name: str) -> Any:
     """
     entry = hooks.entry(group, name)
     if entry is not None:
-        return resolve(f"{entry.module}:{entry.attr}")
+        return _resolve(f"{entry.module}:{entry.attr}", importlib.import_module)
     if ":" in name:
         return resolve(name)
     known = sorted({*hooks.own_entries(group), *hooks.other_entries(group)})
@@ -94,9 +94,13 @@ def _placement_of(loader: Any) -> Any:
 
 def resolve(path: str) -> Any:
     """Return the object of `module:attribute` or `file.py:attribute`. Raises ModelFailed."""
+    return _resolve(path, lambda name: import_file(Path(name)) if name.endswith(".py") else _import_module(name))
+
+
+def _resolve(path: str, import_by_name: Callable[[str], ModuleType]) -> Any:
     module_path, _, attribute = path.rpartition(":")
     try:
-        target: Any = import_file(Path(module_path)) if module_path.endswith(".py") else _import_module(module_path)
+        target: Any = import_by_name(module_path)
     except (ImportError, OSError, SyntaxError) as error:
         raise ModelFailed(f"cannot import '{path}': {type(error).__name__}: {error}") from error
     for part in attribute.split("."):

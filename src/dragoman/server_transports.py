@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from dragoman import plugins
+from dragoman import hooks, plugins
 from dragoman._version import __version__
 from dragoman.access.control import AccessControl, AccessRules
 from dragoman.access.refresh import AccessRefresher
@@ -232,8 +232,13 @@ def split_routes(
 
 
 def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> tuple[list[Any], list[Any]]:
-    """Return the protocols of the settings: those over HTTP, and those over gRPC; they may change `traces`."""
-    names = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
+    """Return the protocols of the settings: those over HTTP, and those over gRPC; they may change `traces`.
+
+    Those of features that are not installed, which is logged, are left out.
+    """
+    missing = hooks.missing_names("protocols")
+    asked = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
+    names = [name for name in asked if name not in missing]
     policy = protocol_policy(settings, traces)
     protocols: list[Any] = [replace(plugins.find("protocols", name)(policy), key=name) for name in names]
     http = [p for p in protocols if hasattr(p, "routes")]

@@ -17,7 +17,7 @@ from rest.rest_server import DEFAULTS
 from text.text_server import ReverseModel
 
 COMMANDS = (
-    "serve", "init", "models", "infer", "chat", "status", "doctor", "graph", "keys", "completion",
+    "serve", "init", "models", "infer", "chat", "status", "doctor", "keys", "completion",
     *sorted(name.replace("-", " ") for name in hooks.own_entries("commands")),
 )  # fmt: skip
 
