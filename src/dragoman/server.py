@@ -345,7 +345,7 @@ def _make_transports(engine: Engine, settings: Settings) -> ServerTransports:
     """Return the transports of an engine, in this process or in front ends."""
     if front_end_setting(settings)[1] == 1:
         return ServerTransports(engine, settings)
-    from dragoman.front_ends.front_ends import make_transports
+    from dragoman.processes.server_processes import make_transports
 
     return make_transports(engine, settings)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dragoman.core import errors
 from dragoman.core.datatypes import DATATYPES
-from dragoman.front_ends.front_end import front_end_metrics
+from dragoman.processes.server_process import front_end_metrics
 from dragoman.server_transports import access_control, load_protocols, with_pages
 from dragoman.settings import Settings
 from dragoman.transports.recent_requests import RecentRequests

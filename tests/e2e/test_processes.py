@@ -30,7 +30,7 @@ from dragoman.engine.engine import Engine
 from dragoman.engine.on_demand import LoadLimits
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.version_routing import VersionRouting
-from dragoman.front_ends.model_copies import CopiedModels
+from dragoman.processes.model_copies import CopiedModels
 from dragoman.system.process import has_open_device
 from dragoman.system.threads import cores
 from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, started_server, wait_until
@@ -439,7 +439,7 @@ async def test_nothing_is_copied_while_a_gpu_is_in_use(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr("dragoman.front_ends.model_copies.has_open_device", "/dev/nvidia".__eq__)
+    monkeypatch.setattr("dragoman.processes.model_copies.has_open_device", "/dev/nvidia".__eq__)
     async with engine_of(COPY) as engine:
         assert routes_of(engine) == []
     assert "for all: a GPU is in use" in caplog.text

@@ -21,7 +21,7 @@ LAYERS = (
     "__main__",
     "cli",
     "server",
-    "front_ends",
+    "processes",
     "asgi_application",
     "engine_setup",
     "server_transports",

@@ -18,7 +18,7 @@ from dragoman.core.metrics import Family, Kind, Sample, sum_families
 from dragoman.core.record_calls import FindRequests
 from dragoman.engine.call_handler import CallHandler
 from dragoman.engine.counters import PROCESS_METRICS
-from dragoman.front_ends.model_copies import CopyCounts, FrontEndMetrics
+from dragoman.processes.model_copies import CopyCounts, FrontEndMetrics
 from dragoman.server_transports import Ports, StoredResultCall
 from dragoman.settings import Settings
 from dragoman.system.coroutines import begin
@@ -187,7 +187,7 @@ class FrontEnd:
         """Return when it listens. Raises ServerError or InvalidInput, then nothing is left running."""
         self._listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            child = self._child = ChildProcess("dragoman.front_ends.process", self._processes, runs_models=False)
+            child = self._child = ChildProcess("dragoman.processes.child", self._processes, runs_models=False)
         except OSError as error:
             raise ServerError(f"cannot start a process for a front end: {error}") from error
         self.exited = child.exited

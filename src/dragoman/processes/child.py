@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, ServerError, WorkerLost
 from dragoman.core.record_calls import FindRequests
-from dragoman.front_ends.model_copies import FrontEndMetrics, ModelCopies
+from dragoman.processes.model_copies import FrontEndMetrics, ModelCopies
 from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
 from dragoman.system import event_loop, process

@@ -16,8 +16,8 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.core.record_calls import FindRequests
 from dragoman.engine.engine import Engine
-from dragoman.front_ends.front_end import FrontEnd, FrontEndService, front_end_metrics
-from dragoman.front_ends.model_copies import CopiedModels
+from dragoman.processes.server_process import FrontEnd, FrontEndService, front_end_metrics
+from dragoman.processes.model_copies import CopiedModels
 from dragoman.server_transports import (
     Address,
     Ports,

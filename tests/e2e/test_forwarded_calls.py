@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dragoman
 from dragoman.core.errors import InvalidInput
-from dragoman.front_ends.front_ends import bind_all
+from dragoman.processes.server_processes import bind_all
 from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, free_ports, running_server, started_server, wait_until
 
 FRONTS = MODELS / "fronts.py"
