@@ -1,4 +1,4 @@
-"""One process compared with several that have copies of the models, and with front ends, by CPU time per response.
+"""One process compared with several that have copies of the models, by CPU time per response.
 
 usage: python -m benchmarks.server_processes [--quick] [--connections 16] [--only small] [--page]
 
@@ -31,9 +31,9 @@ MODELS = ROOT / "benchmarks" / "models.py"
 PAGE = ROOT / "docs" / "scaling.md"
 RESULT = RESULTS / "server_processes.json"
 WORKLOADS = {"rest-json-small": "JSON, 16 numbers", "rest-json-large": "JSON, 150,528 numbers"}
-ONE, COPIES, FRONT_ENDS = "one process", "2 processes with copies", "2 front ends"
+ONE, COPIES = "one process", "2 processes"
 COUNT = 2
-FLAGS = {ONE: (), COPIES: ("--processes", str(COUNT)), FRONT_ENDS: ("--front-ends", str(COUNT))}
+FLAGS = {ONE: (), COPIES: ("--processes", str(COUNT))}
 CORES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -99,7 +99,7 @@ def _copies(port: int) -> float:
     """Return the number of models in all processes."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         lines = response.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("dragoman_front_end_models{"))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("dragoman_server_process_models{"))
 
 
 def _row(
@@ -150,31 +150,29 @@ def _cost_lines(rows: Sequence[Row]) -> Iterator[str]:
             yield f"| {WORKLOADS[name]} | {subject} | {cells} |"
 
 
-def model(rows: Sequence[Row], cores: int) -> tuple[float, float, float]:
-    """Return the responses per second of so many cores: without any hand-over, with copies, and with front ends.
+def model(rows: Sequence[Row], cores: int) -> tuple[float, float]:
+    """Return the responses per second of so many cores: if they were linear, and with a process for each.
 
-    With copies each core answers its share; the engine's process takes from it what it was measured to take for each
-    process. Front ends pass each call through the engine, which has one core.
+    Each core answers its share; the engine's process takes from it what it was measured to take for each process.
     """
     one_us = statistics.median(row.cpu_us for row in rows if row.subject == ONE)
     linear = cores * 1e6 / one_us
-    through_engine = 1e6 / one_us / _ratio(rows, FRONT_ENDS, "engine_us")
-    return linear, linear / _ratio(rows, COPIES), min(linear / _ratio(rows, FRONT_ENDS), through_engine)
+    return linear, linear / _ratio(rows, COPIES)
 
 
-def _ratio(rows: Sequence[Row], subject: str, cost: str = "cpu_us") -> float:
-    """Return the median over the rounds of a cost, compared with the CPU time of one process."""
+def _ratio(rows: Sequence[Row], subject: str) -> float:
+    """Return the median over the rounds of the CPU time, compared with the CPU time of one process."""
     one = {row.round: row.cpu_us for row in rows if row.subject == ONE}
-    ratios = (getattr(row, cost) / one[row.round] for row in rows if row.subject == subject)
+    ratios = (row.cpu_us / one[row.round] for row in rows if row.subject == subject)
     return float(statistics.median(ratios))
 
 
 def _model_lines(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| cores | responses/s with copies | share of linear | with front ends | share of linear |"
-    yield "|---:|---:|---:|---:|---:|"
+    yield "| cores | responses/s | share of linear |"
+    yield "|---:|---:|---:|"
     for cores in CORES:
-        linear, copies, forwarded = model(rows, cores)
-        yield f"| {cores} | {copies:,.0f} | {copies / linear:.2f} | {forwarded:,.0f} | {forwarded / linear:.2f} |"
+        linear, copies = model(rows, cores)
+        yield f"| {cores} | {copies:,.0f} | {copies / linear:.2f} |"
 
 
 _MARKS = ("<!-- from benchmarks.server_processes -->\n", "<!-- end -->")

@@ -1,4 +1,4 @@
-"""A text engine without a model, for front ends: each open stream gets one token per step, all in the same step.
+"""A text engine without a model, for measurements: each open stream gets one token per step, all in the same step.
 
 Standard library only, because it also runs in the environments of other servers.
 """

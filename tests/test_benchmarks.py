@@ -329,14 +329,13 @@ def test_the_page_on_processes_agrees_with_the_results() -> None:
     assert server_processes.page_with(text, result) == text
 
 
-def test_forwarded_calls_are_limited_by_the_core_of_the_engine() -> None:
+def test_copies_answer_the_share_of_each_core() -> None:
     def row(subject: str, engine_us: float, others_us: float) -> server_processes.Row:
         return server_processes.Row("rest-json-small", subject, 1, 1.0, 1.0, engine_us, others_us, 0)
 
     rows = [row(server_processes.ONE, 40.0, 0.0), row(server_processes.COPIES, 0.5, 49.5)]
-    rows.append(row(server_processes.FRONT_ENDS, 50.0, 50.0))
-    assert server_processes.model(rows, 1) == (25_000, 20_000, 10_000)
-    assert server_processes.model(rows, 16) == (400_000, 320_000, 20_000)
+    assert server_processes.model(rows, 1) == (25_000, 20_000)
+    assert server_processes.model(rows, 16) == (400_000, 320_000)
 
 
 @pytest.mark.parametrize("hosts", [1, 8])

@@ -33,7 +33,7 @@ log = logging.getLogger("dragoman.server")
 
 # These configure sockets, HTTP parsing and processes, which belong to the ASGI server here.
 _SERVER_SETTINGS = (
-    "host", "http_port", "grpc_port", "http_also", "umbridge_port", "front_ends", "processes", "sagemaker",
+    "host", "http_port", "grpc_port", "http_also", "umbridge_port", "processes", "sagemaker",
     "tls_cert", "tls_key",
     "max_header_bytes", "max_headers", "max_connections", "max_streams", "max_grpc_calls",
     "max_grpc_calls_per_address", "grpc_stream_idle_timeout_s", "header_timeout_s", "keep_alive_timeout_s",
@@ -183,7 +183,7 @@ def _is_health_check(application: Application, scope: Scope) -> bool:
 def asgi(*models: Any, **settings: Unpack[SettingsArguments]) -> AsgiApplication:
     """Return an ASGI application that serves models; see `Server` for the arguments.
 
-    Settings of sockets and of the server process (`http_port`, `tls_cert`, `front_ends`, ...) belong to the ASGI
+    Settings of sockets and of the server process (`http_port`, `tls_cert`, `processes`, ...) belong to the ASGI
     server. Raises InvalidInput if one is given, or if a path or another setting is wrong.
     """
     for name in settings:

@@ -20,7 +20,6 @@ from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for, spec_of_object
 from dragoman.server_transports import (
     ServerTransports,
-    front_end_setting,
     http_addresses,
     make_kafka_input,
     make_worker_port,
@@ -342,8 +341,8 @@ def _prometheus_folder(settings: Settings) -> Iterator[None]:
 
 
 def _make_transports(engine: Engine, settings: Settings) -> ServerTransports:
-    """Return the transports of an engine, in this process or in front ends."""
-    if front_end_setting(settings)[1] == 1:
+    """Return the transports of an engine, in this process or in several."""
+    if settings.processes == 1:
         return ServerTransports(engine, settings)
     from dragoman.processes.server_processes import make_transports
 

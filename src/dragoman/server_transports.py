@@ -47,7 +47,7 @@ Address = tuple[str, int]
 class Ports:
     """Addresses to listen on: for HTTP, for gRPC only, and for administration.
 
-    `processes` is the number of front ends that listen on them.
+    `processes` is the number of processes that listen on them.
     """
 
     http: tuple[Address, ...]
@@ -303,27 +303,21 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def front_end_setting(settings: Settings) -> tuple[str, int]:
-    """Return the setting of processes that accept connections for the engine's, with its value; 1 if there are none."""
-    return ("processes", settings.processes) if settings.processes != 1 else ("front_ends", settings.front_ends)
-
-
 def protocol_policy(settings: Settings, traces: TraceSettings | None = None) -> Policy:
     headers = split_list(settings.forward_headers.lower())
     for secret in CREDENTIALS & {*headers}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
-    name, count = front_end_setting(settings)
-    if settings.shared_memory and count != 1:
-        raise InvalidInput(f"setting 'shared_memory': expected {name} 1, got {count}")
+    if settings.shared_memory and settings.processes != 1:
+        raise InvalidInput(f"setting 'shared_memory': expected processes 1, got {settings.processes}")
     regions = SharedRegions(settings.max_body_bytes) if settings.shared_memory else None
-    own = (traces or TraceSettings()) if count == 1 else None
+    own = (traces or TraceSettings()) if settings.processes == 1 else None
     return Policy(**values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own)
 
 
 def access_control(settings: Settings, processes: int = 1, *, is_asgi: bool = False) -> AccessControl:
     """Return what decides about requests. Raises InvalidInput for invalid files.
 
-    Each of `processes` front ends allows its share of failed attempts. is_asgi: another server listens, whose
+    Each of `processes` processes allows its share of failed attempts. is_asgi: another server listens, whose
     addresses are not known.
     """
     allowed_hosts = split_list(settings.allowed_hosts)

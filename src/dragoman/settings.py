@@ -193,9 +193,6 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         bool,
         Option("let UM-Bridge clients on this machine pass vectors in shared memory", ADDRESSES, operator_only=True),
     ] = False
-    front_ends: Annotated[
-        int, Option("processes that accept connections for one engine; 0: one per core", ADDRESSES, maximum=256)
-    ] = 1
     processes: Annotated[
         int, Option("processes that answer requests with copies of the models; 0: one per core", ADDRESSES, maximum=256)
     ] = 1

@@ -85,7 +85,6 @@ class SettingsArguments(TypedDict, total=False):
     umbridge_port: int
     shared_memory: bool
     umbridge_shared_memory: bool
-    front_ends: int
     processes: int
     tls_cert: str
     tls_key: str

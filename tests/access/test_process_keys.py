@@ -1,4 +1,4 @@
-"""Keys with several front ends, which check them and send the limits on models to the engine."""
+"""API keys with several processes, which check them and send calls of keys with limits to the engine."""
 
 import asyncio
 import sys
@@ -11,9 +11,10 @@ from access.access_models import BODY, Doubler, KeyFile, Tripler, bearer
 from dragoman import Model
 from dragoman.core.calls import Generate
 from dragoman.core.text import Generation, Text
+from dragoman.system.threads import cores
 from rest.rest_server import Gate, RestServer, serving
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several front ends need Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux" or cores() < 2, reason="one process per core of Linux")
 
 
 class Words(Model):
@@ -26,11 +27,11 @@ class Words(Model):
         yield Generation((Text(0, 0, prompt, (), 2, finish="eos_token", whole=prompt),))
 
 
-async def test_keys_and_their_models_hold_in_each_front_end(keys: KeyFile) -> None:
+async def test_keys_and_their_models_hold_in_each_process(keys: KeyFile) -> None:
     bound = bearer(keys.add("bound", models=["Doubler"]))
-    settings = {"front_ends": 2, "api_keys": str(keys.path), "admin_port": 0}
+    settings = {"processes": 2, "api_keys": str(keys.path), "admin_port": 0}
     async with serving(Doubler, Tripler, **settings) as server:
-        for _ in range(8):  # connections of both front ends
+        for _ in range(8):  # connections of both processes
             assert (await server.infer("Doubler", BODY)).status == 401
             assert (await server.infer("Doubler", BODY, bound)).status == 200
             assert (await server.infer("Tripler", BODY, bound)).status == 403
@@ -46,11 +47,11 @@ async def test_keys_and_their_models_hold_in_each_front_end(keys: KeyFile) -> No
                 await asyncio.sleep(0.05)
 
 
-async def test_limits_count_the_calls_of_all_front_ends(keys: KeyFile) -> None:
+async def test_limits_count_the_calls_of_all_processes(keys: KeyFile) -> None:
     slow = bearer(keys.add("slow", calls_per_s=0.01))  # a burst of one call
     few = bearer(keys.add("few", models=["Words", "Gate"], max_concurrent=1))
     single = bearer(keys.add("single", calls_per_s=0.01))
-    async with serving(Doubler, Gate, Words, front_ends=2, api_keys=str(keys.path)) as server:
+    async with serving(Doubler, Gate, Words, processes=2, api_keys=str(keys.path)) as server:
         responses = [await server.infer("Doubler", BODY, slow) for _ in range(12)]
         assert sorted(r.status for r in responses) == [200] + [429] * 11
         limited = next(r for r in responses if r.status == 429)
@@ -85,9 +86,9 @@ async def background_status(server: RestServer, key: Mapping[str, str]) -> int:
 
 
 @pytest.mark.parametrize(("per_minute", "most"), [(4, 5), (1, 3)])
-async def test_failed_attempts_are_divided_among_front_ends(keys: KeyFile, per_minute: int, most: int) -> None:
-    """The first attempt at each front end is not throttled; `most` allows one more for the time that the test takes."""
-    async with serving(Doubler, front_ends=2, api_keys=str(keys.path), auth_failures_per_minute=per_minute) as server:
+async def test_failed_attempts_are_divided_among_processes(keys: KeyFile, per_minute: int, most: int) -> None:
+    """The first attempt at each process is not throttled; `most` allows one more for the time that the test takes."""
+    async with serving(Doubler, processes=2, api_keys=str(keys.path), auth_failures_per_minute=per_minute) as server:
         responses = [await server.infer("Doubler", BODY, bearer("wrong" * 8)) for _ in range(24)]
         user = bearer(keys.keys["user"])
         text = (await server.request("GET", "/metrics", headers=user)).body.decode()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dragoman.core import errors
 from dragoman.core.datatypes import DATATYPES
-from dragoman.processes.server_process import front_end_metrics
+from dragoman.processes.server_process import process_metrics
 from dragoman.server_transports import access_control, load_protocols, with_pages
 from dragoman.settings import Settings
 from dragoman.transports.recent_requests import RecentRequests
@@ -83,10 +83,10 @@ def test_datatypes() -> None:
 
 
 def test_metrics() -> None:
-    metric = re.compile(r"\bdragoman_(?:calls?|model|front_end|text)_\w+")
+    metric = re.compile(r"\bdragoman_(?:calls?|model|server_process|text)_\w+")
     source = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
-    front_ends = {family.name for family in front_end_metrics(())}  # their names are composed
-    assert {*metric.findall(page("metrics.md"))} == {*metric.findall(source)} - {"dragoman_front_end_"} | front_ends
+    composed = {family.name for family in process_metrics(())}  # their names are composed
+    assert {*metric.findall(page("metrics.md"))} == {*metric.findall(source)} - {"dragoman_server_process_"} | composed
 
 
 def test_the_picture_of_the_layers_names_packages_that_exist() -> None:

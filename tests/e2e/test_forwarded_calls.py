@@ -1,4 +1,4 @@
-"""Several front ends with one engine behave as one server."""
+"""`--processes N`: calls of models that are not copied, and of those that are, behave as with one process."""
 
 import asyncio
 import json
@@ -28,16 +28,18 @@ from prometheus_client.parser import text_string_to_metric_families
 import dragoman
 from dragoman.core.errors import InvalidInput
 from dragoman.processes.server_processes import bind_all
+from dragoman.system.threads import cores
 from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, free_ports, running_server, started_server, wait_until
 
-FRONTS = MODELS / "fronts.py"
-TOKEN = "open sesame"
-NAMES = ("Mirror", "Apart", "Flat", "Pair", "Together", "Gate", "Counts", "Speaker")
+pytestmark = pytest.mark.skipif(cores() < 2, reason="one process per core")
+
+MIRRORS = MODELS / "mirrors.py"
+NAMES = ("Mirror", "Apart", "Flat", "Pair", "GateApart", "Counts", "Speaker")
 
 
-def fronts(gate: Path, count: int, *flags: str) -> Any:
-    models = (f"{FRONTS}:{name}" for name in NAMES)
-    settings = ("--front-ends", str(count), "--control-token", TOKEN, "--max-batch-size", "64", "--heartbeat-s", "2")
+def started(gate: Path, count: int, *flags: str) -> Any:
+    models = (f"{MIRRORS}:{name}" for name in NAMES)
+    settings = ("--processes", str(count), "--control-token", "open sesame", "--heartbeat-s", "2")
     return running_server(*models, *settings, *flags, environment={"TEST_GATE": str(gate)})
 
 
@@ -48,25 +50,25 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def process(gate: Path) -> Iterator[ServerProcess]:
-    """Two front ends."""
-    with fronts(gate, 2) as process:
+    """Two processes."""
+    with started(gate, 2) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def single(gate: Path) -> Iterator[ServerProcess]:
     """The same models behind one process."""
-    with fronts(gate, 1) as process:
+    with started(gate, 1) as process:
         yield process
 
 
 def metric_values(process: ServerProcess, name: str) -> dict[str, float]:
-    """Return the sums of a metric by front end or model."""
+    """Return the sums of a metric by process or model."""
     text = requests.get(f"http://{process.url}/metrics", timeout=TIMEOUT_S).text
     found = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == name]
     sums: Counter[str] = Counter()
     for sample in found:
-        sums[sample.labels.get("front_end") or sample.labels.get("model", "")] += sample.value
+        sums[sample.labels.get("process") or sample.labels.get("model", "")] += sample.value
     return dict(sums)
 
 
@@ -194,17 +196,17 @@ def test_openai_client_reads_a_stream(process: ServerProcess) -> None:
         assert client.completions.create(model="Speaker", prompt="a b").choices[0].text == "a b"
 
 
-def test_each_front_end_has_the_metrics_of_its_process(process: ServerProcess) -> None:
+def test_each_process_has_its_metrics(process: ServerProcess) -> None:
     for name, least in (("cpu_seconds_total", 0.1), ("resident_memory_bytes", 1e7), ("open_fds", 5)):
-        found = metric_values(process, f"dragoman_front_end_process_{name}")
+        found = metric_values(process, f"dragoman_server_process_{name}")
         assert sorted(found) == ["0", "1"]
         assert min(found.values()) >= least
-    started = metric_values(process, "dragoman_front_end_process_start_time_seconds").values()
+    started = metric_values(process, "dragoman_server_process_start_time_seconds").values()
     assert all(time.time() - 3600 < each < time.time() + 2 for each in started)
 
 
-def test_async_results_can_be_fetched_over_any_front_end(process: ServerProcess) -> None:
-    before = metric_values(process, "dragoman_front_end_calls_total")
+def test_async_results_can_be_fetched_over_any_process(process: ServerProcess) -> None:
+    before = metric_values(process, "dragoman_server_process_calls_total")
     body = {"inputs": " ".join(map(str, range(60))), "stream": True, "parameters": {"max_new_tokens": 60}}
     status, nothing, headers = process.request("POST", "/predictions/Speaker", body, {"x-synchronous": "false"})
     assert (status, nothing) == (200, b"")
@@ -218,7 +220,7 @@ def test_async_results_can_be_fetched_over_any_front_end(process: ServerProcess)
     lines = [json.loads(line) for line in text.splitlines()]
     assert "".join(line["token"]["text"] for line in lines) == body["inputs"]
     assert lines[-1]["generated_text"] == body["inputs"]
-    after = metric_values(process, "dragoman_front_end_calls_total")
+    after = metric_values(process, "dragoman_server_process_calls_total")
     assert all(after[number] > before[number] for number in ("0", "1"))
 
 
@@ -254,24 +256,6 @@ def test_a_disconnect_from_a_stream_reaches_the_model(process: ServerProcess, ga
 # --- one server ----------------------------------------------------------------------------------------------
 
 
-def test_calls_are_distributed_and_counted_once(process: ServerProcess) -> None:
-    before, model = (
-        metric_values(process, "dragoman_front_end_calls_total"),
-        metric_values(process, "dragoman_calls_total").get("Flat", 0),
-    )
-    assert [status for status, _ in repeated(process, "Flat", 32)] == [200] * 32
-    after = metric_values(process, "dragoman_front_end_calls_total")
-    assert all(after[number] > before[number] for number in ("0", "1"))
-    text = requests.get(f"http://{process.url}/metrics", timeout=TIMEOUT_S).text
-    counted = sum(
-        s.value
-        for family in text_string_to_metric_families(text)
-        for s in family.samples
-        if (s.name, s.labels.get("model")) == ("dragoman_calls_total", "Flat")
-    )
-    assert counted >= model + 32
-
-
 TRANSPORT_COUNTERS = tuple(
     f"dragoman_{name}"
     for name in ("requests", "parse_seconds", "received_bytes", "sent_bytes", "connections", "access_denied")
@@ -288,11 +272,11 @@ def transport_counters(process: ServerProcess, timeout_s: float = TIMEOUT_S) -> 
     return dict(zip(keys, (s.value for s in found), strict=True))
 
 
-def test_each_scrape_has_the_requests_of_all_front_ends(process: ServerProcess) -> None:
+def test_each_scrape_has_the_requests_of_all_processes(process: ServerProcess) -> None:
     before = transport_counters(process)
     assert [status for status, _ in repeated(process, "Flat", 24)] == [200] * 24
     assert process.request("POST", "/v2/repository/index", {})[0] == 401
-    found = [transport_counters(process) for _ in range(4)]  # of both front ends
+    found = [transport_counters(process) for _ in range(4)]  # of both processes
 
     def change(number: int, name: str, **labels: str) -> float:
         key = f"{name}{sorted(labels.items())}"
@@ -306,52 +290,9 @@ def test_each_scrape_has_the_requests_of_all_front_ends(process: ServerProcess) 
         assert change(number, "dragoman_received_bytes_total") > 24 * 100
 
 
-def test_models_are_loaded_once(process: ServerProcess) -> None:
-    request = {"inputs": BODIES["a few numbers"]}
-    with ThreadPoolExecutor(16) as threads:
-        found = threads.map(
-            lambda m: process.request("POST", f"/v2/models/{m}/infer", request)[1], ["Mirror", "Apart"] * 16
-        )
-    pids = {(response["model_name"], response["parameters"]["pid"]) for response in found}
-    assert len(pids) == 2
-    assert ("Mirror", process.popen.pid) in pids
-
-
-def test_a_batch_contains_calls_of_all_front_ends(process: ServerProcess, gate: Path) -> None:
-    def send_request(value: float) -> int:
-        tensor = {"name": "x", "datatype": "FP64", "shape": [1, 1], "data": [value]}
-        return int(
-            process.request("POST", "/v2/models/Together/infer", {"inputs": [tensor]})[1]["outputs"][0]["data"][0]
-        )
-
-    before = metric_values(process, "dragoman_front_end_calls_total")
-    with ThreadPoolExecutor(33) as threads:
-        first = threads.submit(send_request, -1.0)
-        wait_until(Path(f"{gate}.begun").exists, "the first call")
-        rest = [threads.submit(send_request, 1.0) for _ in range(32)]
-        wait_until(lambda: metric_values(process, "dragoman_calls_in_flight")["Together"] == 33, "33 calls under way")
-        gate.touch()
-        assert first.result() == 1
-        assert {each.result() for each in rest} == {32}
-    after = metric_values(process, "dragoman_front_end_calls_total")
-    assert all(after[number] > before[number] for number in ("0", "1"))
-
-
-def test_unloading_applies_to_all_front_ends(process: ServerProcess) -> None:
-    def control(verb: str, token: str = TOKEN) -> int:
-        path = f"/v2/repository/models/Flat/{verb}"
-        return process.request("POST", path, {}, {"authorization": f"Bearer {token}"})[0]
-
-    assert control("unload", "a guess") == 401
-    assert control("unload") == 200
-    assert {status for status, _ in repeated(process, "Flat", 16)} == {404}
-    assert control("load") == 200
-    assert {status for status, _ in repeated(process, "Flat", 16)} == {200}
-
-
 def test_a_deadline_is_kept(process: ServerProcess, tmp_path: Path) -> None:
     began_s = time.monotonic()
-    status, body = process.infer("Gate", [str(tmp_path)], "BYTES", timeout=200_000)
+    status, body = process.infer("GateApart", [str(tmp_path)], "BYTES", timeout=200_000)
     (tmp_path / "go").touch()
     text = "Request timeout expired; the parameter 'timeout' of the request is 200000 microseconds"
     assert (status, body) == (504, {"error": text})
@@ -361,6 +302,13 @@ def test_a_deadline_is_kept(process: ServerProcess, tmp_path: Path) -> None:
 # --- processes that crash or stop ----------------------------------------------------------------------------
 
 
+def server_processes(process: ServerProcess) -> list[int]:
+    """Return the processes that answer requests, without workers."""
+    return [
+        pid for pid in process.workers() if b"dragoman.processes.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
 def repeat_request_until(process: ServerProcess, end: list[bool]) -> tuple[int, int]:
     """Count responses and lost connections until stopped."""
     well = lost = 0
@@ -368,7 +316,7 @@ def repeat_request_until(process: ServerProcess, end: list[bool]) -> tuple[int, 
     request = {"inputs": BODIES["a few numbers"]}
     while not end:
         try:
-            response = session.post(f"http://{process.url}/v2/models/Mirror/infer", json=request, timeout=TIMEOUT_S)
+            response = session.post(f"http://{process.url}/v2/models/Apart/infer", json=request, timeout=TIMEOUT_S)
             assert response.status_code == 200, response.text
             well += 1
         except requests.ConnectionError:
@@ -377,28 +325,28 @@ def repeat_request_until(process: ServerProcess, end: list[bool]) -> tuple[int, 
     return well, lost
 
 
-def test_a_killed_front_end_loses_its_connections_and_is_restarted(process: ServerProcess) -> None:
-    model = process.request("POST", "/v2/models/Apart/infer", {"inputs": BODIES["a few numbers"]})[1]["parameters"][
-        "pid"
-    ]
-    fronts = [pid for pid in process.workers() if pid != model]
-    assert len(fronts) == 2
+def test_a_killed_process_loses_its_connections_and_is_restarted(process: ServerProcess) -> None:
+    workers, servers = process.workers(), server_processes(process)
+    assert len(servers) == 2
     end: list[bool] = []
     with grpc.insecure_channel(process.grpc_url) as channel, ThreadPoolExecutor(8) as threads:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         callers = [threads.submit(repeat_request_until, process, end) for _ in range(8)]
-        calls = metric_values(process, "dragoman_front_end_calls_total")
+        calls = metric_values(process, "dragoman_server_process_calls_total")
         for _ in range(8):
             assert requests.get(f"http://{process.url}/nowhere", timeout=TIMEOUT_S).status_code == 404
         counters = transport_counters(process)
         wait_until(
-            lambda: sum(metric_values(process, "dragoman_front_end_calls_total").values()) > sum(calls.values()) + 100,
+            lambda: (
+                sum(metric_values(process, "dragoman_server_process_calls_total").values()) > sum(calls.values()) + 100
+            ),
             "load",
         )
-        os.kill(fronts[0], signal.SIGKILL)
+        os.kill(servers[0], signal.SIGKILL)
         wait_until(
-            lambda: max(status_or(process, "dragoman_front_end_restarts_total").values(), default=0) == 1, "its death"
+            lambda: max(status_or(process, "dragoman_server_process_restarts_total").values(), default=0) == 1,
+            "its death",
         )
         process.wait_until_ready()
         end.append(True)
@@ -409,10 +357,10 @@ def test_a_killed_front_end_loses_its_connections_and_is_restarted(process: Serv
     assert all(after[name] >= value for name, value in counters.items())
     assert all(well > 0 for well, _ in outcomes)
     assert all(lost <= 2 for _, lost in outcomes)  # its connection; one that it had not accepted yet
-    assert fronts[1] in process.workers()
-    assert len(process.workers()) == 3
+    assert servers[1] in process.workers()
+    assert len(process.workers()) == len(workers)
     assert {status for status, _ in repeated(process, "Flat", 16)} == {200}
-    assert "a front end died (signal SIGKILL)" in process.log()
+    assert "a server process died (signal SIGKILL)" in process.log()
 
 
 def status_or(process: ServerProcess, name: str) -> dict[str, float]:
@@ -436,16 +384,13 @@ def readiness(process: ServerProcess) -> int:
     return 0
 
 
-def test_not_ready_while_a_front_end_is_stopped(process: ServerProcess) -> None:
-    model = process.request("POST", "/v2/models/Apart/infer", {"inputs": BODIES["a few numbers"]})[1]["parameters"][
-        "pid"
-    ]
-    stopped = next(pid for pid in process.workers() if pid != model)
+def test_not_ready_while_a_process_is_stopped(process: ServerProcess) -> None:
+    stopped = server_processes(process)[0]
     before = transport_counters(process)
     os.kill(stopped, signal.SIGSTOP)
     try:
         wait_until(lambda: readiness(process) == 400, "readiness of the other")
-        assert f"front end {stopped} is stopped" in process.log()
+        assert f"server process {stopped} is stopped" in process.log()
         after = wait_until(lambda: counters_or_none(process), "a scrape of the other")
         assert all(after[name] >= value for name, value in before.items())
     finally:
@@ -453,44 +398,20 @@ def test_not_ready_while_a_front_end_is_stopped(process: ServerProcess) -> None:
     process.wait_until_ready()
 
 
-def test_sigterm_completes_requests_in_flight(tmp_path: Path) -> None:
-    with fronts(tmp_path / "gate", 2, "--drain-s", "60") as process, ThreadPoolExecutor(8) as threads:
-        folders = [tmp_path / str(i) for i in range(2)]
-        for folder in folders:
-            folder.mkdir()
-        responses = [threads.submit(process.infer, "Gate", [str(folder)], "BYTES") for folder in folders]
-        wait_until(lambda: any((folder / "begun").exists() for folder in folders), "a request")
-        wait_until(lambda: metric_values(process, "dragoman_calls_in_flight")["Gate"] == 2, "both requests")
-        for pid in process.workers():
-            os.kill(pid, signal.SIGTERM)  # like a service manager that signals every process
-        process.terminate()
-        process.wait_for_status("/v2/health/ready", 400)
-        assert process.status("/v2/health/live") == 200
-        assert process.infer("Flat", [1.0]) == (503, {"error": "the server is shutting down"})
-        assert process.popen.poll() is None
-        processes = process.workers()
-        for folder in folders:
-            (folder / "go").touch()
-        assert [response.result(TIMEOUT_S)[0] for response in responses] == [200, 200]
-        assert process.wait_for_exit() == 0
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of its processes")
-        assert "Traceback" not in process.log()
-
-
-def test_front_ends_end_with_the_engine() -> None:
-    with started_server(f"{FRONTS}:Flat", "--front-ends", "2") as process:
+def test_processes_end_with_the_engine() -> None:
+    with started_server(f"{MIRRORS}:Flat", "--processes", "2") as process:
         process.wait_until_ready()
         processes = process.workers()
         process.popen.kill()
         assert process.wait_for_exit() == -signal.SIGKILL
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of the front ends")
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of the others")
 
 
 # --- ports ---------------------------------------------------------------------------------------------------
 
 
 async def test_port_0_is_one_port_for_all() -> None:
-    settings: Any = {"http_port": 0, "grpc_port": 0, "front_ends": 2, "umbridge_port": 0}
+    settings: Any = {"http_port": 0, "grpc_port": 0, "processes": 2, "umbridge_port": 0}
     async with served_here(settings) as server:
         assert len({*server.http_ports, server.grpc_port} - {0, -1}) == 3
         for url in server.http_urls:
@@ -515,7 +436,7 @@ def served_here(settings: dict[str, Any]) -> Any:
 
 async def test_a_cancelled_start_leaves_no_process() -> None:
     (port,) = free_ports(1)
-    server = served_here({"http_port": port, "grpc_port": -1, "front_ends": 6})
+    server = served_here({"http_port": port, "grpc_port": -1, "processes": 2})
     listening = asyncio.create_task(server.listen())
     async with asyncio.timeout(TIMEOUT_S):
         while True:  # until the first of them answers
@@ -553,7 +474,7 @@ def test_ports_are_bound_all_or_none() -> None:
 
 async def test_invalid_settings_are_errors_at_start(tmp_path: Path) -> None:
     (tmp_path / "cert").write_text(json.dumps("no certificate"))
-    settings = {"http_port": 0, "grpc_port": 0, "front_ends": 2, "tls_cert": str(tmp_path / "cert")}
+    settings = {"http_port": 0, "grpc_port": 0, "processes": 2, "tls_cert": str(tmp_path / "cert")}
     with pytest.raises(InvalidInput, match="cannot use certificate"):
         async with served_here(settings):
             raise AssertionError("it has started")

@@ -261,6 +261,6 @@ def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Pat
     others = {
         name
         for name in known - exported
-        if not name.startswith(("dragoman_text_", "dragoman_front_end_", "dragoman_version_"))
+        if not name.startswith(("dragoman_text_", "dragoman_server_process_", "dragoman_version_"))
     }
     assert others == set()

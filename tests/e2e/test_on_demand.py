@@ -170,8 +170,8 @@ def test_metadata_and_listings_do_not_load_a_model_again(process: ServerProcess)
     assert metrics(process)[loads] == before[loads]
 
 
-def test_several_front_ends_load_a_model_once(folder: Path) -> None:
-    arguments = ("--load-on-demand", "--max-loaded-models", "1", "--control-open", "--front-ends", "2")
+def test_several_processes_load_a_model_once(folder: Path) -> None:
+    arguments = ("--load-on-demand", "--max-loaded-models", "1", "--control-open", "--processes", "2")
     with running_server(str(folder), *arguments) as process:
         for send in (infer_rest, infer_grpc, stream_grpc):
             assert send(process, "three") == [3.0, -1.5]

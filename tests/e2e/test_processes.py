@@ -37,7 +37,7 @@ from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, started_server,
 
 pytestmark = pytest.mark.skipif(cores() < 2, reason="one process per core")
 
-FRONTS = MODELS / "fronts.py"
+MIRRORS = MODELS / "mirrors.py"
 STATEFUL = Path(__file__).parent.parent / "stateful_models.py"
 COPIED = ("constant", "Mirror", "Flat", "Pair", "Together", "Gate")
 
@@ -60,7 +60,7 @@ def wait_for_copies(process: ServerProcess, *counts: int) -> None:
     def has_copies() -> bool:
         time.sleep(0.2)  # a scrape takes CPU time
         with suppress(OSError, http.client.HTTPException):  # a connection to a process that exits
-            found = metrics(process, "dragoman_front_end_models", "front_end")
+            found = metrics(process, "dragoman_server_process_models", "process")
             return sorted(found.values()) == [*(counts or 2 * (len(COPIED),))]
         return False
 
@@ -125,7 +125,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
 @pytest.fixture(scope="module")
 def process(folder: Path, keys: KeyFile) -> Iterator[ServerProcess]:
     """Two processes, with a model in a file. `Apart`, `Countdown` and `Speaker` are not copied."""
-    models = [f"{FRONTS}:{name}" for name in (*COPIED[1:], "Apart", "Speaker")]
+    models = [f"{MIRRORS}:{name}" for name in (*COPIED[1:], "Apart", "Speaker")]
     count = "0" if cores() == 2 else "2"  # 0: one per core
     access = ("--api-keys", str(keys.path), "--recent-requests", "1000")
     settings = ("--processes", count, *access, "--drain-s", "60", "--heartbeat-s", "2")
@@ -140,12 +140,12 @@ def control(process: ServerProcess, verb: str, model: str) -> None:
 
 
 def test_both_processes_compute_copies(process: ServerProcess) -> None:
-    calls = metrics(process, "dragoman_front_end_calls_total", "front_end")
+    calls = metrics(process, "dragoman_server_process_calls_total", "process")
     mirrors = pids(process, "Mirror")
     assert len(mirrors) == 2
     assert process.popen.pid not in mirrors
     assert mirrors < {*process.workers()}
-    after = metrics(process, "dragoman_front_end_calls_total", "front_end")
+    after = metrics(process, "dragoman_server_process_calls_total", "process")
     assert sum(after.values()) == sum(calls.values()) + 1  # the scrape
     (apart,) = pids(process, "Apart")
     assert apart not in mirrors
@@ -301,7 +301,7 @@ def test_a_process_that_is_stopped_is_killed_and_replaced_while_the_other_answer
             url = f"http://{process.url}/v2/repository/models/Pair"
             assert session.post(f"{url}/unload", json={}, timeout=60).status_code == 200
             assert {status for status, _ in repeated(process, "Pair", 8)} == {404}
-            assert f"front end {stopped} does not respond to a change of the models and is killed" in process.log()
+            assert f"server process {stopped} does not respond to a change of the models and is killed" in process.log()
             assert not Path(f"/proc/{stopped}").exists()
             count = answered[other]
             wait_until(lambda: answered[other] > count + 20, "answers of the other one")
@@ -363,7 +363,7 @@ class OneModel(Repository):
         return {"m": self.source}
 
 
-COPY = ModelSpec(name="m", runtime="python", uri=f"{FRONTS}:Flat", version="1")
+COPY = ModelSpec(name="m", runtime="python", uri=f"{MIRRORS}:Flat", version="1")
 
 
 @asynccontextmanager
@@ -467,7 +467,6 @@ async def test_functions_that_cannot_be_imported_are_computed_in_one_process(cap
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"front_ends": 2}, "setting 'processes': expected front_ends 1, got 2"),
         ({"shared_memory": True}, "setting 'shared_memory': expected processes 1, got 2"),
     ],
 )
@@ -489,8 +488,6 @@ def test_one_process_where_connections_cannot_be_shared(
     monkeypatch.setattr(name, value)
     served_here(processes=2)
     assert "setting 'processes': one process is used, since more need SO_REUSEPORT of Linux" in caplog.text
-    with pytest.raises(InvalidInput, match=r"'front_ends': expected 1 \(more need SO_REUSEPORT of Linux\), got 2"):
-        served_here(front_ends=2)
 
 
 def test_open_devices_are_found() -> None:

@@ -193,9 +193,9 @@ async def test_responses_over_asgi_have_a_request_id(tmp_path: Path) -> None:
         assert GENERATED.fullmatch((await client.get("/nowhere")).headers["x-request-id"])
 
 
-def test_a_front_end_and_the_engine_use_one_id(tmp_path: Path) -> None:
+def test_a_forwarded_call_has_one_id(tmp_path: Path) -> None:
     (tmp_path / "authored.py").write_text(MODELS)
-    with running_server(f"{tmp_path / 'authored.py'}:Process", "--front-ends", "2") as server:
+    with running_server(f"{tmp_path / 'authored.py'}:Process", "--processes", "2") as server:
         status, request_id = infer(server, "Process", UNLUCKY)
         assert status == 500
         server.wait_for_log(f"model 'Process' failed on request '{request_id}' request_id={request_id}")

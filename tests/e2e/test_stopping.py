@@ -55,7 +55,7 @@ def test_sigterm_completes_requests_in_flight(
 
 @pytest.mark.parametrize(
     ("placement", "more"),
-    [("process", ()), ("thread", ()), ("process", ("--front-ends", "2"))],
+    [("process", ()), ("thread", ()), ("process", ("--processes", "2"))],
 )
 def test_sigterm_does_not_wait_for_a_hung_model(
     tmp_path: Path, threads: ThreadPoolExecutor, placement: str, more: tuple[str, ...]
@@ -120,7 +120,7 @@ def test_ctrl_c_stops_as_sigterm_does() -> None:
 # --- the drain delay, and idle connections -----------------------------------------------------------------
 
 
-SERVERS = [(), ("--front-ends", "2")]
+SERVERS = [(), ("--processes", "2")]
 
 
 def idle_connection(process: ServerProcess) -> http.client.HTTPConnection:
@@ -183,7 +183,7 @@ def test_idle_connections_are_closed_when_the_drain_begins(
         assert is_closed(idle)
         try:
             status, body, headers = process.request("POST", "/v2/models/Twice/infer", {"inputs": []})
-        except ConnectionError:  # another front end began its drain, and closed the connection before the request
+        except ConnectionError:  # another process began its drain, and closed the connection before the request
             status, body, headers = process.request("POST", "/v2/models/Twice/infer", {"inputs": []})
         assert (status, body) == (503, {"error": "the server is shutting down"})
         assert (headers["connection"], headers["retry-after"]) == ("close", "1")
@@ -195,7 +195,7 @@ def test_idle_connections_are_closed_when_the_drain_begins(
 
 
 def test_sighup_ends_nothing(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    with running_server(f"{TROUBLE}:Gate", f"{TROUBLE}:Twice", "--front-ends", "2") as process:
+    with running_server(f"{TROUBLE}:Gate", f"{TROUBLE}:Twice", "--processes", "2") as process:
         response = threads.submit(process.infer, "Gate", [str(tmp_path)], "BYTES")
         wait_until((tmp_path / "begun").exists, "the request")
         for pid in (process.popen.pid, *process.workers()):

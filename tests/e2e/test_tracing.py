@@ -466,12 +466,12 @@ async def test_large_messages_and_asgi(receiver: OtlpReceiver, tmp_path: Path) -
         assert f'request_id="{trace_id}" trace_id="{trace_id}"' in log.read_text()
 
 
-async def test_several_front_ends_record_the_times_of_the_engine(receiver: OtlpReceiver, tmp_path: Path) -> None:
+async def test_several_processes_record_the_times_of_the_engine(receiver: OtlpReceiver, tmp_path: Path) -> None:
     (tmp_path / "authored.py").write_text(MODELS)
     trace_id = new_trace_id()
     with running_server(
         f"{tmp_path / 'authored.py'}:Thread",
-        "--front-ends=2",
+        "--processes=2",
         "--max-batch-size=4",
         f"--tracing-endpoint={receiver.url}",
         "--tracing-ratio=0",
@@ -479,7 +479,7 @@ async def test_several_front_ends_record_the_times_of_the_engine(receiver: OtlpR
         environment={"OTEL_BSP_SCHEDULE_DELAY": "50"},
     ) as process:
         for path in ("/v2/trace/setting", "/v2/logging"):
-            assert "expected front_ends 1 and processes 1" in process.request("GET", path)[1]["error"]
+            assert "expected processes 1" in process.request("GET", path)[1]["error"]
         body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}]}
         assert infer(process, "Thread", trace_id, body)[0] == 200
         spans = receiver.trace(trace_id, 5)

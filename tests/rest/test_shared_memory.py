@@ -379,6 +379,6 @@ async def test_registration_needs_the_control_token(memory: Path) -> None:
 
 
 async def test_one_process_has_the_regions() -> None:
-    with pytest.raises(dragoman.errors.InvalidInput, match="'shared_memory': expected front_ends 1, got 2"):
-        async with serving(Sum, shared_memory=True, front_ends=2):
+    with pytest.raises(dragoman.errors.InvalidInput, match="'shared_memory': expected processes 1, got 2"):
+        async with serving(Sum, shared_memory=True, processes=2):
             pass

@@ -26,13 +26,13 @@ while not pathlib.Path(os.environ["TEST_GATE"]).exists():
 """
 
 
-@pytest.mark.parametrize("front_ends", ["1", "2"])
-def test_info_waits_for_models_that_are_loading(tmp_path: Path, front_ends: str) -> None:
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_info_waits_for_models_that_are_loading(tmp_path: Path, processes: str) -> None:
     (tmp_path / "gated.py").write_text(GATED)
     models = [str(tmp_path / "gated.py"), f"{SIMULATORS}:Double", f"{tmp_path / 'gated.py'}:missing"]
     gate = tmp_path / "gate"
     model_names: list[Any] = []
-    with started_server(*models, "--front-ends", front_ends, environment={"TEST_GATE": str(gate)}) as process:
+    with started_server(*models, "--processes", processes, environment={"TEST_GATE": str(gate)}) as process:
         url = f"http://{process.wait_until_live().url}"
         thread = threading.Thread(target=lambda: model_names.append(umbridge.supported_models(url)))
         thread.start()

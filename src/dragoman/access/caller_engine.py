@@ -53,7 +53,7 @@ _LISTS: dict[type[Any], Callable[[Any], str]] = {
 
 
 class KeyLimits(NamedTuple):
-    """The limits of a key, as a front end sends them to the engine."""
+    """The limits of a key, as a server process sends them to the engine."""
 
     name: str
     models: frozenset[str] | None
@@ -68,7 +68,7 @@ class KeyLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LimitedCall(ServerCall[Any]):
-    """A call of a key with limits, on its way from a front end to the process that counts the calls of all of them."""
+    """A call of a key with limits, on its way from a server process to the engine, which counts those of all."""
 
     call: Call[Any]
     limits: KeyLimits
@@ -174,7 +174,7 @@ class CallerEngine:
         it chooses by itself."""
         call: Any = request.call
         models, caller = self.grant.models, request.caller
-        if caller is ANYONE:  # else a front end has set it
+        if caller is ANYONE:  # else a server process has set it
             caller = self.caller
         if isinstance(call, ConcurrentCalls):
             call = ConcurrentCalls(tuple(map(self._bind, call.requests)))

@@ -11,7 +11,7 @@ A = TypeVar("A")
 class CallHandler(Protocol):
     """Answers calls. Raises the errors of `dragoman.core.errors`.
 
-    is_remote: whether another process does, which counts the calls of restricted keys for all front ends.
+    is_remote: whether another process does, which counts the calls of restricted keys for all processes.
     """
 
     is_remote: bool

@@ -1,1 +1,1 @@
-"""Processes that accept connections and forward calls to the engine's process."""
+"""Processes that accept connections and answer requests with copies of the models (`--processes`)."""

@@ -1,4 +1,4 @@
-"""The process of a front end: the transports, around a client of the engine in the parent process."""
+"""The program of a server process: transports, copies of models, and a client of the engine in the parent process."""
 
 import asyncio
 import logging
@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, ServerError, WorkerLost
+from dragoman.core.options import forget_secrets
 from dragoman.core.record_calls import FindRequests
-from dragoman.processes.model_copies import FrontEndMetrics, ModelCopies
+from dragoman.processes.model_copies import ModelCopies, ProcessMetrics
 from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
 from dragoman.system import event_loop, process
@@ -23,13 +24,14 @@ from dragoman.workers.local import GRACE_S
 from dragoman.workers.shared_blocks import close_files
 
 A = TypeVar("A")
-log = logging.getLogger("dragoman.front_end")
+log = logging.getLogger("dragoman.processes")
 
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
     """Listen on the ports that the parent sends and forward calls to it, until it stops this process or exits."""
     set_up_child(parent, (fd, *memory))
     process.shorten_switch_interval()
+    forget_secrets()  # copies of models run here
     with socket.socket(fileno=fd) as sock:
         first = receive(sock)
         if first is not None:
@@ -39,11 +41,11 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
 async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, ports: Ports) -> None:
     engine = EngineClient(sock, memory)
     copies = ModelCopies(engine)
-    transports = ServerTransports(copies if settings.processes != 1 else engine, settings)
+    transports = ServerTransports(copies, settings)
     engine.begin_drain = transports.begin_drain
     engine.set_copies = copies.set_table
     engine.find_requests = lambda query: transports.recent.find(query)
-    engine.measure = lambda: FrontEndMetrics(
+    engine.measure = lambda: ProcessMetrics(
         (*transports.metrics(), *copies.gauges()),
         process.resource_usage(),
         copies.count,
@@ -53,7 +55,7 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
     try:
         await transports.start(ports)
     except Exception as error:
-        log.debug("a front end could not start", exc_info=True)
+        log.debug("a server process could not start", exc_info=True)
         engine.send_control(FrameKind.ERROR, error)
         return
     process.collect_rarely()  # before copies of models are loaded
@@ -72,7 +74,7 @@ class EngineClient(JobSender, JobRunner):
     set_copies: called with the models that this process may compute.
     find_requests: returns recent requests of this process.
     measure: returns its metrics.
-    stopping: set to the seconds that requests in flight may take when the front end is to stop; 0 if the engine's
+    stopping: set to the seconds that requests in flight may take when the server process is to stop; 0 if the engine's
         process has exited.
     """
 
@@ -87,7 +89,7 @@ class EngineClient(JobSender, JobRunner):
         self.begin_drain: Callable[[], None] = lambda: None
         self.set_copies: Callable[[bytes], None] = lambda _table: None
         self.find_requests: Callable[[FindRequests], list[dict[str, Any]]]
-        self.measure: Callable[[], FrontEndMetrics]
+        self.measure: Callable[[], ProcessMetrics]
         self.stopping: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self.channel = Channel(sock, self._handle_frame, self._handle_close, memory=memory)
         close_files(memory or ())

@@ -1,4 +1,4 @@
-"""Copies of models in front ends: which models have them, and the calls that a front end answers with its own."""
+"""Copies of models in server processes: which models have them, and the calls that they answer."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ from dragoman.system.process import has_open_device
 from dragoman.workers.process import importable
 
 A = TypeVar("A")
-log = logging.getLogger("dragoman.front_end")
+log = logging.getLogger("dragoman.processes")
 
 _ARRAY_CALLS = frozenset({Infer, Gradient, ApplyJacobian, ApplyHessian, SignatureFor})
 _GPU_DEVICES = "/dev/nvidia"
@@ -44,7 +44,7 @@ Route = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ModelCopy:
-    """A model version that front ends may compute.
+    """A model version that server processes may compute.
 
     number: identifies its deployment in the engine.
     routes: the names and versions by which requests select it.
@@ -58,7 +58,7 @@ class ModelCopy:
 
 @dataclass(frozen=True, slots=True)
 class CopyCounts:
-    """Counts of a copy in a front end since its last report. number: see `ModelCopy`."""
+    """Counts of a copy in a server process since its last report. number: see `ModelCopy`."""
 
     number: int
     calls: CallCounters
@@ -66,8 +66,8 @@ class CopyCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontEndMetrics:
-    """The metrics of a front end.
+class ProcessMetrics:
+    """The metrics of a server process.
 
     families: metrics of its transports, and gauges of its copies.
     copies: number of models that it computes.
@@ -82,7 +82,7 @@ class FrontEndMetrics:
 
 
 class CopiedModels:
-    """The models of an engine that front ends compute too, in the engine's process."""
+    """The models of an engine that server processes compute too, in the engine's process."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -91,7 +91,7 @@ class CopiedModels:
         self._reported: set[int] = set()
 
     def table(self) -> bytes:
-        """Return the copies that front ends may have now, for `ModelCopies.set_table`."""
+        """Return the copies that server processes may have now, for `ModelCopies.set_table`."""
         registry = self._engine.registry
         present = registry.all()
         self._deployments = {n: d for n, d in self._deployments.items() if d in present}
@@ -125,7 +125,7 @@ class CopiedModels:
         return ModelCopy(number, spec, described.answer, routes)
 
     def _reason(self, deployment: Deployment) -> str:
-        """Return why only the engine computes a model; "" if front ends may too."""
+        """Return why only the engine computes a model; "" if server processes may too."""
         spec, loaded = deployment.spec, deployment.loaded
         calls_others = spec.name in self._engine.sibling_registry.users or spec.runtime in _CALLING_RUNTIMES
         reasons = {
@@ -155,7 +155,7 @@ class CopiedModels:
             self._reported = {*self._reported, number} & {*self._deployments}
 
     def add(self, counts: Iterable[CopyCounts]) -> None:
-        """Add counts of a front end to those of the engine; counts of models that were unloaded are dropped."""
+        """Add counts of a server process to those of the engine; counts of models that were unloaded are dropped."""
         for each in counts:
             deployment = self._deployments.get(each.number)
             if deployment is None:

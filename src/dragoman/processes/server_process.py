@@ -1,4 +1,4 @@
-"""Server-side handle of a front end: its start, the calls that it sends to the engine, and its exit."""
+"""Handle of a server process in the engine's process: its start, the calls that it sends, and its exit."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ from dragoman.core.metrics import Family, Kind, Sample, sum_families
 from dragoman.core.record_calls import FindRequests
 from dragoman.engine.call_handler import CallHandler
 from dragoman.engine.counters import PROCESS_METRICS
-from dragoman.processes.model_copies import CopyCounts, FrontEndMetrics
+from dragoman.processes.model_copies import CopyCounts, ProcessMetrics
 from dragoman.server_transports import Ports, StoredResultCall
 from dragoman.settings import Settings
 from dragoman.system.coroutines import begin
@@ -28,28 +28,28 @@ from dragoman.workers.frames import Frame, FrameKind, serialize
 from dragoman.workers.supervisor import Heartbeat
 from dragoman.workers.worker import Worker
 
-log = logging.getLogger("dragoman.front_end")
+log = logging.getLogger("dragoman.processes")
 
 # How long a process may take to exit after its socket is closed, and to close its connections after its grace period.
 _EXIT_S = 0.5
 _CLOSING_S = 3.0
-# How long a scrape of metrics waits for those of a front end.
+# How long a scrape of metrics waits for those of a server process.
 _METRICS_S = 1.0
-# A front end that does not respond to a change of the models within this time, or that hangs, is killed.
+# A server process that does not respond to a change of the models within this time, or that hangs, is killed.
 _COPIES_S = 30.0
 
 
-class FrontEndService:
-    """The engine, for the calls of one front end and of the processes that replace it after restarts.
+class ProcessService:
+    """The engine, for the calls of one server process and of the processes that replace it after restarts.
 
-    is_complete: whether every front end runs.
-    measure: updates the metrics of all front ends.
+    is_complete: whether every server process runs.
+    measure: updates the metrics of all processes.
     fetch: answers a request of a key to the async result store.
-    limit: returns the engine for calls with these limits, the same one for all front ends.
-    find_requests: returns recent requests of all front ends.
-    update_copies: returns once no front end computes a model that was changed.
+    limit: returns the engine for calls with these limits, the same one for all processes.
+    find_requests: returns recent requests of all processes.
+    update_copies: returns once no server process computes a model that was changed.
     add_counts: adds counts of copies to those of the engine.
-    calls, restarts: counters of this front end.
+    calls, restarts: counters of this server process.
     copies: number of models that the current process computes.
     in_flight: calls that it computed when it reported its metrics.
     """
@@ -89,7 +89,7 @@ class FrontEndService:
         return ""
 
     def call(self, request: Request[Any]) -> NoReturn:
-        raise AssertionError("front ends send concurrent calls")
+        raise AssertionError("server processes send concurrent calls")
 
     def begin(self, request: Request[Any]) -> Response[Any] | Awaitable[Response[Any]]:
         """Start a call: return its response, or an awaitable of it if something has to wait."""
@@ -133,13 +133,13 @@ class FrontEndService:
             raise _public_error(error, request) from error
 
     async def _change(self, engine: CallHandler, request: Request[Any]) -> Response[Any]:
-        """Change a model; return once all front ends have the change."""
+        """Change a model; return once all processes have the change."""
         try:
             return await engine.call(request)
         finally:
             await self._update_copies()
 
-    def set_metrics(self, metrics: FrontEndMetrics) -> None:
+    def set_metrics(self, metrics: ProcessMetrics) -> None:
         """Store the metrics of the current process, and add what it has counted."""
         self._transport_metrics, self.resource_usage = metrics.families, metrics.resource_usage
         self.copies, self.in_flight = metrics.copies, metrics.in_flight
@@ -153,18 +153,17 @@ class FrontEndService:
         self.resource_usage, self.copies, self.in_flight = {}, 0, 0
 
     def transport_metrics(self) -> tuple[Family, ...]:
-        """Return the metrics of the transports, summed over the processes of this front end."""
+        """Return the metrics of the transports, summed over the processes of this server process."""
         return sum_families((self._earlier_metrics, self._transport_metrics))
 
 
-class FrontEnd:
+class ServerProcess:
     """A process that accepts connections and sends calls to `service`. When it exits, its calls are cancelled."""
 
-    def __init__(self, service: FrontEndService, settings: Settings, ports: Ports) -> None:
+    def __init__(self, service: ProcessService, settings: Settings, ports: Ports) -> None:
         self.service = service
         self._settings = settings, ports
-        # Number of processes that share the cores for models.
-        self._processes = ports.processes if settings.processes != 1 else 1
+        self._processes = ports.processes  # that share the cores for models
         self._child: ChildProcess | None = None
         self.exited = asyncio.Event()
         self.has_responded = False
@@ -189,7 +188,7 @@ class FrontEnd:
         try:
             child = self._child = ChildProcess("dragoman.processes.child", self._processes, runs_models=False)
         except OSError as error:
-            raise ServerError(f"cannot start a process for a front end: {error}") from error
+            raise ServerError(f"cannot start a server process: {error}") from error
         self.exited = child.exited
         self._worker = Worker(
             self.service,
@@ -238,7 +237,7 @@ class FrontEnd:
         while updated is not None and not updated.done():
             await asyncio.wait({updated}, timeout=_METRICS_S)
             if self._child is not None and (self.heartbeat.is_hung or time.monotonic() > end_s) and not updated.done():
-                log.error("front end %d does not respond to a change of the models and is killed", self.pid)
+                log.error("server process %d does not respond to a change of the models and is killed", self.pid)
                 self._child.kill()
                 end_s += _COPIES_S
 
@@ -254,7 +253,7 @@ class FrontEnd:
         return found.result() if found.done() else []
 
     def check_heartbeat(self) -> bool:
-        return self.heartbeat.check(busy=True)  # no ping: only a stopped front end counts as hung
+        return self.heartbeat.check(busy=True)  # no ping: only a stopped server process counts as hung
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Accept nothing new and finish the requests in flight, for at most `grace_s` seconds; then end the process."""
@@ -283,7 +282,7 @@ class FrontEnd:
         elif isinstance(value, DragomanError):
             self._listening.set_exception(value)
         else:
-            self._listening.set_exception(ServerError(f"a front end cannot start: {value}"))
+            self._listening.set_exception(ServerError(f"a server process cannot start: {value}"))
 
     def _end_measuring(self) -> None:
         if self._measured is not None and not self._measured.done():
@@ -301,26 +300,30 @@ class FrontEnd:
         self._end_updates(self._tables)
         self.exit_reason = self._child.exit_reason
         if not self._listening.done():
-            self._listening.set_exception(ServerError(f"a front end died ({self.exit_reason}) while it started"))
+            self._listening.set_exception(ServerError(f"a server process died ({self.exit_reason}) while it started"))
             self._listening.exception()  # mark as retrieved: `start` may have been cancelled
 
 
-def front_end_metrics(services: Iterable[FrontEndService], *, has_copies: bool = True) -> tuple[Family, ...]:
-    """Return the metrics of front ends, labelled with their numbers, and the sums of those of their transports."""
+def process_metrics(services: Iterable[ProcessService]) -> tuple[Family, ...]:
+    """Return the metrics of processes, labelled with their numbers, and the sums of those of their transports."""
     services = [*services]
-    models = [service.copies for service in services] if has_copies else []
 
     def family(name: str, kind: Kind, help_text: str, values: Iterable[float | None]) -> Family:
-        name = f"dragoman_front_end_{name}"
-        samples = [Sample(name, {"front_end": str(n)}, v) for n, v in enumerate(values) if v is not None]
+        name = f"dragoman_server_process_{name}"
+        samples = [Sample(name, {"process": str(n)}, v) for n, v in enumerate(values) if v is not None]
         return Family(name, kind, help_text, tuple(samples))
 
     return (
-        family("calls_total", "counter", "Calls that each front end sent to the engine.", (s.calls for s in services)),
-        family("restarts_total", "counter", "Restarts of each front end.", (s.restarts for s in services)),
-        *([family("models", "gauge", "Models that each front end computes.", models)] if has_copies else []),
+        family("calls_total", "counter", "Calls that each process forwarded.", (s.calls for s in services)),
+        family("restarts_total", "counter", "Restarts of each process.", (s.restarts for s in services)),
+        family("models", "gauge", "Models that each process computes.", (s.copies for s in services)),
         *(
-            family(name, kind, f"Each front end: {help_text}", [s.resource_usage.get(name) for s in services])
+            family(
+                name.removeprefix("process_"),
+                kind,
+                f"Each server process: {help_text}",
+                [s.resource_usage.get(name) for s in services],
+            )
             for name, (kind, help_text) in PROCESS_METRICS.items()
         ),
         *sum_families(service.transport_metrics() for service in services),

@@ -1,4 +1,4 @@
-"""Several front ends: processes that listen on the same ports, around one engine."""
+"""Several processes that listen on the same ports and behave as one server (`--processes`)."""
 
 import asyncio
 import errno
@@ -12,12 +12,11 @@ from typing import Any
 
 from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.grants import Grant
-from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.core.record_calls import FindRequests
 from dragoman.engine.engine import Engine
-from dragoman.processes.server_process import FrontEnd, FrontEndService, front_end_metrics
 from dragoman.processes.model_copies import CopiedModels
+from dragoman.processes.server_process import ProcessService, ServerProcess, process_metrics
 from dragoman.server_transports import (
     Address,
     Ports,
@@ -33,60 +32,49 @@ from dragoman.system.sockets import address_error, can_share_ports
 from dragoman.system.threads import cores
 from dragoman.workers.supervisor import Supervisor
 
-log = logging.getLogger("dragoman.front_end")
+log = logging.getLogger("dragoman.processes")
 
-# How often front ends are asked whether they compute calls while the server drains.
+# How often server processes are asked whether they compute calls while the server drains.
 _DRAIN_INTERVAL_S = 0.05
-# How often the counts of front ends are taken while no metrics are scraped.
+# How often the counts of server processes are taken while no metrics are scraped.
 _MEASURE_INTERVAL_S = 2.0
 
 
 def make_transports(engine: Engine, settings: Settings) -> ServerTransports:
-    """Return as many front ends as the settings say; for one, the transports of this process."""
-    if settings.processes != 1:
-        count = _processes(settings)
-        return FrontEnds(engine, settings, count) if count > 1 else ServerTransports(engine, settings)
-    count = settings.front_ends or cores()
-    if count == 1:
-        return ServerTransports(engine, settings)
-    if not can_share_ports():
-        raise InvalidInput(f"setting 'front_ends': expected 1 (more need SO_REUSEPORT of Linux), got {count}")
-    return FrontEnds(engine, settings, count)
+    """Return the transports of as many processes as the settings say; a warning says if there are fewer.
 
-
-def _processes(settings: Settings) -> int:
-    """Return the number of processes that answer requests; a warning says if it is another one than in the settings."""
-    if settings.front_ends != 1:
-        raise InvalidInput(f"setting 'processes': expected front_ends 1, got {settings.front_ends}")
+    If there is only one, they are those of this process.
+    """
     requested, most = settings.processes or cores(), cores()
     if not can_share_ports():
         log.warning("setting 'processes': one process is used, since more need SO_REUSEPORT of Linux")
-        return 1
+        return ServerTransports(engine, settings)
     if requested > most:
         log.warning("setting 'processes': %d used, one per core of this machine, instead of %d", most, requested)
-    return min(requested, most)
+    count = min(requested, most)
+    return ServerProcesses(engine, settings, count) if count > 1 else ServerTransports(engine, settings)
 
 
-class FrontEnds(ServerTransports):
+class ServerProcesses(ServerTransports):
     """`ServerTransports` in several processes. One that exits is restarted; its calls are cancelled."""
 
     def __init__(self, engine: Engine, settings: Settings, count: int) -> None:
         super().__init__(engine, settings)
         limit = cache(lambda limits: CallerEngine(engine, limits.grant()))
         self._models = CopiedModels(engine)
-        self._has_copies = settings.processes != 1
         shared = self._is_complete, self._measure, self._fetch, limit, self._find_requests
         copies = self._update_copies, self._models.add
-        self._services = [FrontEndService(engine, *shared, *copies) for _ in range(count)]
+        self._services = [ProcessService(engine, *shared, *copies) for _ in range(count)]
         self._application: Any = None
         self._bound: list[socket.socket] = []
+        self._is_stopping = False
         self._ports = Ports((), ())
         self._following: list[asyncio.Task[None]] = []
         self._supervisor = Supervisor(
             count,
-            lambda number: FrontEnd(self._services[number], settings, self._ports),
+            lambda number: ServerProcess(self._services[number], settings, self._ports),
             on_exit=self._handle_exit,
-            on_restart=lambda _front_end: self._handle_restart(),
+            on_restart=lambda _process: self._handle_restart(),
             on_heartbeats=self._handle_heartbeats,
             heartbeat_s=settings.heartbeat_s,
         )
@@ -101,9 +89,8 @@ class FrontEnds(ServerTransports):
         await self._supervisor.start()
         self._following = [asyncio.create_task(self._follow(self._report_readiness))]
         self._following.append(asyncio.create_task(self._measure_regularly()))
-        if self._has_copies:
-            self._following.append(asyncio.create_task(self._follow(self._update_copies)))
-        log.info("%d %s listen", len(self._services), "processes" if self._has_copies else "front ends")
+        self._following.append(asyncio.create_task(self._follow(self._update_copies)))
+        log.info("%d processes listen", len(self._services))
 
     def _bind(self, addresses: Ports) -> None:
         """Bind the ports, which are the same for all processes, also if the system chooses them."""
@@ -121,79 +108,77 @@ class FrontEnds(ServerTransports):
             each.begin_drain()
 
     async def drain(self) -> None:
-        if self._has_copies:
-            await self._update_copies()
+        await self._update_copies()
+        await self._measure()
+        while any(service.in_flight for service in self._services):
+            await asyncio.sleep(_DRAIN_INTERVAL_S)
             await self._measure()
-            while any(service.in_flight for service in self._services):
-                await asyncio.sleep(_DRAIN_INTERVAL_S)
-                await self._measure()
 
     async def stop(self, grace_s: float) -> None:
         for task in self._following:
             task.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
-        self._has_copies = False
+        self._is_stopping = True
         running = await self._supervisor.close()
         await asyncio.gather(*(each.stop(grace_s) for each in running))
         for each in self._bound:
             each.close()
         self._bound = []
 
-    def _handle_exit(self, front_end: FrontEnd) -> None:
-        log.error("a front end died (%s) and its connections are lost; restarting it", front_end.exit_reason)
-        front_end.service.begin_restart()
+    def _handle_exit(self, process: ServerProcess) -> None:
+        log.error("a server process died (%s) and its connections are lost; restarting it", process.exit_reason)
+        process.service.begin_restart()
         self._report_readiness()
 
     def _handle_restart(self) -> None:
         self._report_readiness()
-        if self._has_copies:
-            updating = asyncio.create_task(self._update_copies())
-            self._following.append(updating)
-            updating.add_done_callback(self._following.remove)
+        updating = asyncio.create_task(self._update_copies())
+        self._following.append(updating)
+        updating.add_done_callback(self._following.remove)
 
-    def _handle_heartbeats(self, changed: Sequence[FrontEnd]) -> None:
-        """Report not ready while a front end is stopped: its connections wait, and it still gets new ones."""
+    def _handle_heartbeats(self, changed: Sequence[ServerProcess]) -> None:
+        """Report not ready while a server process is stopped: its connections wait, and it still gets new ones."""
         for each in changed:
             if each.heartbeat.is_hung:
-                log.error("front end %d is stopped; its clients wait", each.pid)
+                log.error("server process %d is stopped; its clients wait", each.pid)
         if changed:
             self._report_readiness()
 
-    # --- state of all front ends -----------------------------------------------------------------------
+    # --- state of all processes -----------------------------------------------------------------------
 
     def _is_complete(self) -> bool:
-        """Whether every front end runs and responds."""
+        """Whether every server process runs and responds."""
         supervisor = self._supervisor
         return supervisor.is_complete and not any(each.heartbeat.is_hung for each in supervisor.running)
 
     async def _fetch(self, call: StoredResultCall, grant: Grant) -> Any:
-        """Answer a request to the async result store, which is here for all front ends."""
+        """Answer a request to the async result store, which is here for all processes."""
         return await self._application.stored_result_request(call.http, grant)
 
     async def _measure(self) -> None:
-        """Update the metrics of all front ends."""
+        """Update the metrics of all processes."""
         await asyncio.gather(*(each.measure() for each in self._supervisor.running))
 
     async def _find_requests(self, query: FindRequests) -> list[dict[str, Any]]:
-        """Return recent requests of all front ends, newest first."""
+        """Return recent requests of all processes, newest first."""
         results = await asyncio.gather(*(each.find_requests(query) for each in self._supervisor.running))
         return sorted(chain.from_iterable(results), key=itemgetter("time"), reverse=True)[: query.count]
 
     async def _measure_regularly(self) -> None:
-        """Take the counts of front ends now and then: those since the last time are lost if one is killed."""
+        """Take the counts of server processes now and then: those since the last time are lost if one is killed."""
         while True:
             await asyncio.sleep(_MEASURE_INTERVAL_S)
             await self._measure()
 
     async def _update_copies(self) -> None:
-        """Tell all front ends which models they may compute; return once none computes another one."""
-        if self._has_copies:
+        """Tell all processes which models they may compute; return once none computes another one."""
+        if not self._is_stopping:
             table = self._models.table()
             await asyncio.gather(*(each.set_copies(table) for each in self._supervisor.running))
 
     def metrics(self) -> tuple[Family, ...]:
-        """Return the metrics of the front ends; those of requests and connections as of the last scrape."""
-        return front_end_metrics(self._services, has_copies=self._has_copies)
+        """Return the metrics of the server processes; those of requests and connections as of the last scrape."""
+        return process_metrics(self._services)
 
     def _report_readiness(self) -> None:
         ready = self._engine.ready() and self._is_complete()
@@ -201,7 +186,7 @@ class FrontEnds(ServerTransports):
             each.set_ready(ready)
 
     async def _follow(self, report: Callable[[], Awaitable[None] | None]) -> None:
-        """Report to all front ends now and whenever the state of a model may have changed."""
+        """Report to all processes now and whenever the state of a model may have changed."""
         while True:
             changing = asyncio.ensure_future(self._engine.wait_for_change())
             try:
@@ -216,7 +201,7 @@ class FrontEnds(ServerTransports):
 def bind_all(addresses: Sequence[Address]) -> list[socket.socket]:
     """Return a socket bound to each address, not listening; the system chooses a port for 0.
 
-    The parent keeps them open, so that the ports stay taken while front ends restart. Raises OSError, with nothing
+    The parent keeps them open, so that the ports stay taken while processes restart. Raises OSError, with nothing
     bound, if a port is in use, also by another server with SO_REUSEPORT, which would get some of our clients.
     """
     sockets: list[socket.socket] = []

@@ -1,6 +1,6 @@
 """Options of the whole process: allocator, garbage collection, limit of open files, switch interval of threads.
 
-Only programs call this that own their process: the command line and front ends.
+Only programs call this that own their process: the command line and server processes.
 """
 
 import asyncio

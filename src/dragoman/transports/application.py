@@ -439,7 +439,7 @@ class Application:
             return format_error(error)
 
     async def stored_result_request(self, request: HttpRequest, grant: Grant) -> HttpResponse:
-        """Answer a request that a front end has received, about a result that is stored here.
+        """Answer a request that a server process has received, about a result that is stored here.
 
         `grant` is that of the caller.
         """

@@ -32,7 +32,7 @@ _MAX_OFFSET_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class StoredResultCall(ServerCall[HttpResponse]):
-    """A request about a stored result, on its way from a front end to the process that stores them."""
+    """A request about a stored result, on its way from a server process to the process that stores them."""
 
     http: HttpRequest
 

@@ -87,8 +87,8 @@ class Limits(TransportOptions):
 
     max_open_files: the process's limit on file descriptors, 0 for none; the last of them are kept for health checks.
     compress_min_bytes: smaller responses are not compressed.
-    keeps_answers: whether responses that clients fetch later are kept here; with several front ends the engine's
-    process keeps them, because any front end may be asked.
+    keeps_answers: whether responses that clients fetch later are kept here; with several processes the engine's
+    process keeps them, because any server process may be asked.
     """
 
     max_open_files: int = 0

@@ -7,7 +7,7 @@ a large array in shared memory only its location is sent.
 Values are serialized by `marshal` for the usual calls and responses, by pickle for all others. `marshal` takes less
 than half the time of pickle. It is used only for values that are exactly a str, int, float, bool or None, because it
 would turn a NumPy scalar into bytes. Arrays are passed out of band by both. Pickle is safe in this direction: from the
-server to its workers, and between the server and its front ends. Values from workers are `worker_messages`.
+server to its workers, and between the processes of a server. Values from workers are `worker_messages`.
 """
 
 import enum
@@ -148,14 +148,16 @@ class FrameKind(enum.IntEnum):
     or ERROR, also if it was cancelled; these and CHUNK have the moments of the call by the clock of the sender. CREDIT
     allows a stream further chunks.
 
-    A front end is started with SPEC too. It sends CALL, STREAM, CREDIT and CANCEL to the server, which sends it the
-    responses, READY, DRAIN and STOP. COPIES names the models that it may compute itself; it sends the number of that
-    table back once it computes no others. REQUESTS asks for its recent requests. TIMES have the batch of a call and the
-    calls that it made, before its response. Three kinds go both ways: UNUSED,
-    shared memory that the other side may write again; METRICS, a request for the metrics of a front end's transports
-    and its response; and HEARTBEAT, between the server and workers that have joined it. A worker sends METRICS when
-    those of its model have changed. It sends DRAIN with a reason when it will end soon: it completes the calls that it
-    has, and gets no further ones. If its model can never answer again, the reason is a WorkerLost.
+    A process of `--processes` is started with SPEC too. It sends CALL, STREAM, CREDIT and CANCEL to the process of the
+    engine, which sends it the responses, READY, DRAIN and STOP. COPIES names the models that it may compute itself; it
+    sends the number of that table back once it computes no others. REQUESTS asks for its recent requests. TIMES have
+    the batch of a call and the calls that it made, before its response.
+
+    Three kinds go both ways: UNUSED, shared memory that the other side may write again; METRICS, a request for the
+    metrics of a process of `--processes` and its response; and HEARTBEAT, between the server and workers that have
+    joined it. A worker sends METRICS when those of its model have changed. It sends DRAIN with a reason when it will
+    end soon: it completes the calls that it has, and gets no further ones. If its model can never answer again, the
+    reason is a WorkerLost.
     """
 
     SPEC = 0

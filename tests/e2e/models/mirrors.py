@@ -70,7 +70,7 @@ class Gate(Model):
 
     inputs = (TensorSpec("x", BYTES, (1,)),)
     outputs = (TensorSpec("y", FP64, (1,)),)
-    placement = "thread"
+    placement: Placement = "thread"
 
     def infer(self, call: Infer) -> Any:
         folder = Path(call.inputs["x"].data[0].decode())
@@ -78,6 +78,12 @@ class Gate(Model):
         while not (folder / "go").exists():
             time.sleep(0.005)
         return np.ones(1)
+
+
+class GateApart(Gate):
+    """The same in a worker process."""
+
+    placement = "process"
 
 
 class Counts(Model):

@@ -134,7 +134,7 @@ def _grpc_logs(policy: Policy, request: GrpcRequest) -> EngineCall[Any, bytes]:
 def _require_traces(policy: Policy) -> TraceSettings:
     """Return the trace settings; they exist only where a single process answers requests."""
     if policy.traces is None:
-        raise NotSupported("trace and log settings need one process: expected front_ends 1 and processes 1")
+        raise NotSupported("trace and log settings need one process: expected processes 1")
     return policy.traces
 
 
