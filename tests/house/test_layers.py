@@ -48,7 +48,7 @@ LAYERS = (
 )
 # Modules that the families of a package share; apart from these, a family imports nothing from another one.
 SHARED = {
-    "runtimes": {"files", "module_alias", "recognise", "tables", "text_model", "unserved"},
+    "runtimes": {"files", "recognise", "tables", "text_model", "unserved"},
     "protocols": {"wire", "custom_handlers", "json_arrays", "text_common", "web_files"},
 }
 

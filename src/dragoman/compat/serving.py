@@ -1,15 +1,18 @@
 """Convert serving.properties and the environment variables of LMI containers to our settings."""
 
 import importlib.util
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dragoman.compat.fields import Field, remarks_on, report
 from dragoman.core.errors import InvalidInput
-from dragoman.core.remarks import Remark
+from dragoman.core.model_files import ModelFiles
+from dragoman.core.remarks import Field, Remark, field_remarks, report
+
+log = logging.getLogger("dragoman.compat")
 
 FILE = "serving.properties"
 _OPTION = "OPTION_"
@@ -133,16 +136,16 @@ def environment_table(folder: Path) -> dict[str, Any] | None:
     return _table(given, folder) if given and is_model and not (folder / FILE).is_file() else None
 
 
-def server_table(environment: Mapping[str, str]) -> dict[str, Any]:
+def server_table(_folder: Path) -> tuple[str, dict[str, Any]]:
     """Return our settings of the server for the `SERVING_` variables. Raises InvalidInput."""
     table: dict[str, Any] = {}
-    for name, value in environment.items():
+    for name, value in os.environ.items():
         if name.startswith(_SERVER) and (read := _SERVER_VARIABLES.get(name.removeprefix(_SERVER).lower())):
             try:
                 _add(table, read(value))
             except ValueError as error:
                 raise InvalidInput(f"invalid value of environment variable {name}: {value!r}") from error
-    return table
+    return "environment", table
 
 
 def _address(value: str) -> dict[str, Any]:
@@ -177,9 +180,16 @@ def _add(table: dict[str, Any], more: Mapping[str, Any]) -> None:
 # --- parsing -------------------------------------------------------------------------------------------------
 
 
-def property_remarks(path: Path, location: str) -> list[Remark]:
-    """Return the support of each property in a serving.properties. Raises InvalidInput."""
-    return list(remarks_on(_parse(path), PROPERTIES, location))
+def survey(path: Path) -> list[Remark]:
+    """Return the support of each property in the files below a folder."""
+    remarks: list[Remark] = []
+    for file in sorted(path.rglob(FILE)) if path.is_dir() else ():
+        location = str(file.relative_to(path))
+        try:
+            remarks += field_remarks(_parse(file), PROPERTIES, location)
+        except InvalidInput as error:
+            remarks.append(Remark(location, "properties", "rejected", error.message))
+    return remarks
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, str]:
@@ -205,7 +215,7 @@ def _parse(path: Path) -> dict[str, str]:
 
 
 def _table(given: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    report(remarks_on(given, PROPERTIES, folder / FILE))
+    report(log, field_remarks(given, PROPERTIES, folder / FILE))
     result: dict[str, Any] = {}
     for name, value in given.items():
         if value and name in _CONVERTERS:
@@ -222,3 +232,8 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
             _merge(into.setdefault(name, {}), value)
         else:
             into[name] = value
+
+
+MODEL_FILES = ModelFiles(
+    file=FILE, model_table=model_table, environment_table=environment_table, server_table=server_table
+)
