@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import dragoman
+from dragoman import hooks
 from dragoman.core.errors import InvalidInput
 from dragoman.engine.model_files import model_settings, server_tables
 from dragoman.engine.repository import DiskRepository
 from dragoman.engine_setup import settings_for
-from dragoman_mlserver.survey import survey
 
 
 @pytest.fixture
@@ -108,9 +108,10 @@ async def test_ignored_properties_are_logged_once(folder: Path, caplog: pytest.L
 
 def test_the_doctor_reports_properties(folder: Path) -> None:
     (folder / "serving.properties").write_text("option.dtype=bf16\noption.quantize=awq\nengine=Python")
-    found = {remark.subject: remark.effect for remark in survey(folder) if remark.location == "serving.properties"}
+    every = [remark for survey in hooks.all_of("surveys").values() for remark in survey(folder)]
+    found = {remark.subject: remark.effect for remark in every if remark.location == "serving.properties"}
     assert found == {"option.dtype": "same", "option.quantize": "missing", "engine": "unused"}
-    assert "settings.json" not in {remark.location for remark in survey(folder)}  # there is none
+    assert "settings.json" not in {remark.location for remark in every}  # there is none
 
 
 def test_environment_of_sagemaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
