@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Start many processes, compute much, or wait for timeouts.
 SLOW = (
     "tests/e2e/",
-    "tests/generation/",
+    "tests/features/text/generation/",
     "tests/docs/test_docs_run.py",
     "tests/features/simulators/test_umbridge_client.py",
     "tests/features/simulators/test_umbridge_readiness.py",

@@ -1,6 +1,6 @@
 """A text model: words of the prompt in reverse order."""
 
-from text.text_server import ReverseModel
+from text_server import ReverseModel
 
 
 class Reverse(ReverseModel):
