@@ -1,6 +1,5 @@
 """Run one attack against one server, and measure latency of the well-behaved client and memory of the server."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,15 +7,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks.attack.attack import AimMissedError, Attack, Target
-from benchmarks.attack.http import post
 from benchmarks.attack.server import run_server
 from benchmarks.processes import ROOT, peak_memory
-
-_KERNELS_S = 60  # for a child process to compile them, if the cache is empty
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,8 +40,6 @@ def measure(attack: Attack, idle_s: float = 1.0) -> Result:
     """Run an attack on a new server, with `idle_s` before the attack and between its end and the reading of memory."""
     result = Result(name=attack.name, about=attack.about, memory_limit=attack.memory_limit_mib)
     with run_server(attack.models, attack.options, attack.max_files) as target, _client(target) as client:
-        if attack.memory_limit_mib is not None:
-            _load_kernels(attack, target)
         time.sleep(idle_s)
         before = _report(client)
         result.before_ms = max(before["health_http"]["longest_ms"], before["health_grpc"]["longest_ms"])
@@ -65,20 +58,6 @@ def measure(attack: Attack, idle_s: float = 1.0) -> Result:
     result.infer_ms = waits["infer"]["longest_ms"]
     result.missed += find_missed_aims(attack, result, waits)
     return result
-
-
-def _load_kernels(attack: Attack, target: Target) -> None:
-    """Make the server load its compiled number kernels, if it has any: about 100 MiB, with the first long array."""
-    model = next((name for name in ("doubled", "Rows") if name in attack.models), "")
-    if not model or importlib.util.find_spec("numba") is None:
-        return
-    kind = {"doubled": "FP64", "Rows": "FP32"}[model]
-    tensor = {"name": "x", "datatype": kind, "shape": [1, 100_000], "data": [0.5] * 100_000}
-    post(target, f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}).encode())
-    maps, end_s = Path(f"/proc/{target.process.child.pid}/maps"), time.monotonic() + _KERNELS_S
-    while "llvmlite" not in maps.read_text() and time.monotonic() < end_s:
-        time.sleep(0.1)
-    time.sleep(1)  # until the server has verified them
 
 
 def _run(attack: Attack, target: Target, result: Result) -> None:

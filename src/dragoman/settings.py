@@ -90,8 +90,8 @@ class ProtocolOptions:
         ),
     ] = "no"
     max_json_depth: Annotated[int, Option("nesting depth of JSON", LIMITS)] = 64
-    max_json_values: Annotated[int, Option("values in the JSON of a request, tensor data excluded", LIMITS)] = 1 << 19
-    max_json_bytes: Annotated[int, Option("bytes of the JSON of a request, tensor data excluded", LIMITS)] = 16 << 20
+    max_json_values: Annotated[int, Option("values in the JSON of a request, tensors excluded", LIMITS)] = 1 << 19
+    max_json_bytes: Annotated[int, Option("bytes of the JSON of a request, tensors included", LIMITS)] = 16 << 20
     max_rank: Annotated[int, Option("dimensions of a tensor", LIMITS)] = 32
     max_elements: Annotated[int, Option("elements of a tensor", LIMITS)] = 1 << 31
     max_bytes_elements: Annotated[int, Option("elements of a BYTES tensor", LIMITS)] = 1 << 20

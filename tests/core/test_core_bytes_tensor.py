@@ -12,7 +12,6 @@ from dragoman.core.bytes_tensor import (
     buffer_of,
     came_as_text,
     flatten,
-    pack_texts,
     reduce_large,
     texts_of,
     with_parameters,
@@ -29,6 +28,13 @@ def encoded(texts: list[str]) -> list[bytes]:
     return [text.encode() for text in texts]
 
 
+def packed(texts: list[str], shape: tuple[int, ...], parameters: dict[str, Any]) -> BytesTensor:
+    """Return a tensor that holds texts as one buffer and their lengths."""
+    elements = encoded(texts)
+    lengths = np.array([len(element) for element in elements], np.int64)
+    return BytesTensor.of_lengths(np.frombuffer(b"".join(elements), np.uint8), lengths, shape, parameters, True)
+
+
 @pytest.mark.parametrize("texts", [MIXED, PLAIN], ids=["mixed", "ASCII"])
 @pytest.mark.parametrize("stored_as", ["text", "bytes", "packed"])
 def test_many_texts_are_pickled_as_two_buffers(texts: list[str], stored_as: str) -> None:
@@ -36,7 +42,7 @@ def test_many_texts_are_pickled_as_two_buffers(texts: list[str], stored_as: str)
     if stored_as == "bytes":
         tensor = Tensor(object_array(encoded(texts), SHAPE), BYTES, {"a": 1})
     elif stored_as == "packed":
-        tensor = pack_texts([texts[:7], [], texts[7:]], SHAPE, {"a": 1})
+        tensor = packed(texts, SHAPE, {"a": 1})
     views: list[pickle.PickleBuffer] = []
     assert len(pickle.dumps(tensor, 5, buffer_callback=views.append)) < 1000, "no object for each element"
     assert len(views) == 2
@@ -50,7 +56,7 @@ def test_many_texts_are_pickled_as_two_buffers(texts: list[str], stored_as: str)
 
 
 def test_packed_texts_with_another_shape_and_other_parameters() -> None:
-    tensor = pack_texts([["a", "bcd"], ["é"], ["", "e", "f"]], (2, 3), {"a": 1})
+    tensor = packed(["a", "bcd", "é", "", "e", "f"], (2, 3), {"a": 1})
     expected = encoded(["a", "bcd", "é", "", "e", "f"])
     assert (tensor.shape, tensor.count, tensor.parameters) == ((2, 3), 6, {"a": 1})
     other = with_parameters(tensor, {"b": 2})
@@ -58,8 +64,7 @@ def test_packed_texts_with_another_shape_and_other_parameters() -> None:
     assert other.data.tolist() == [expected[:3], expected[3:]]
     flat = flatten(tensor)
     assert (flat.shape, flat.data.tolist(), flat.parameters) == ((6,), expected, {"a": 1})
-    assert pack_texts([["a"]], (1,)).parameters == {}
-    empty = flatten(pack_texts([[]], (0, 2), {"a": 1}))
+    empty = flatten(packed([], (0, 2), {"a": 1}))
     assert (empty.shape, empty.data.tolist()) == ((0,), [])
 
 
@@ -82,7 +87,7 @@ def test_few_elements_are_pickled_individually(count: int, packed: bool) -> None
         BytesTensor.of_any_texts(["é", "b"], (1, 2), {"a": 1}),
         BytesTensor.of_buffer(b"\0\0\0\0\xc3\xa9\0\0\0\0b", (1, 2), {"a": 1}),
         BytesTensor(object_array([b"\xc3\xa9", b"b"], (1, 2)), BYTES, {"a": 1}),
-        pack_texts([["é"], ["b"]], (1, 2), {"a": 1}),
+        packed(["é", "b"], (1, 2), {"a": 1}),
     ],
 )
 def test_every_representation_survives_pickling(tensor: BytesTensor) -> None:

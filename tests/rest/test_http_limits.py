@@ -251,6 +251,24 @@ async def test_a_client_that_sends_all_of_a_too_large_body_gets_413(size: int) -
         assert (await server.request("GET", "/v2/health/live")).status == 200
 
 
+async def test_large_json_is_rejected_with_413_and_sent_as_binary_data_instead() -> None:
+    async with serving(max_json_bytes=1000) as server:
+        values = np.arange(500, dtype=np.int32)
+        body = inputs(tensor("x", [500], "INT32", values.tolist()))
+        size = len(encode_body(body))
+        rejected = await server.infer("Identity", body)
+        assert rejected.status == 413
+        assert f"expected at most 1000 bytes (max_json_bytes), got {size}; send large" in rejected.error
+        v1 = json.dumps({"instances": values.tolist()}).encode()
+        rejected = await server.request("POST", "/v1/models/Identity:predict", v1)
+        assert (rejected.status, "(max_json_bytes)" in rejected.error) == (413, True)
+        binary = {"name": "x", "shape": [500], "datatype": "INT32", "parameters": {"binary_data_size": 2000}}
+        head = encode_body(inputs(binary))
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        accepted = await server.request("POST", INFER, head + values.tobytes(), headers)
+        assert next(outputs(accepted))["data"] == values.tolist()
+
+
 async def test_a_too_large_body_is_rejected_before_it_is_sent() -> None:
     async with serving(max_body_bytes=1000) as server, await wire(server) as client:
         headers = {"Content-Length": "5000", "Expect": "100-continue"}

@@ -170,18 +170,6 @@ def _reduce_elements(elements: Sequence[bytes], lengths: Iterable[int], tensor: 
     return BytesTensor.of_lengths, (*arguments, came_as_text(tensor))
 
 
-def pack_texts(chunks: Iterable[list[str]], shape: tuple[int, ...], parameters: Parameters = NONE) -> BytesTensor:
-    """Make a tensor of chunks of strings; keep no string."""
-    buffers: list[bytes] = []
-    lengths: list[Array] = []
-    for texts in chunks:
-        elements = [text.encode() for text in texts]
-        buffers.append(b"".join(elements))
-        lengths.append(np.fromiter(map(len, elements), np.int64, len(elements)))
-    buffer = np.frombuffer(b"".join(buffers), np.uint8)
-    return BytesTensor.of_lengths(buffer, np.concatenate(lengths), shape, parameters, True)
-
-
 def came_as_text(tensor: Tensor) -> bool:
     """Return whether the elements of a BYTES tensor were received as text, as in JSON, not as bytes."""
     return isinstance(tensor, BytesTensor) and tensor.came_as_text

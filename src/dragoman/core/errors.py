@@ -3,6 +3,7 @@
     DragomanError
     ├── CallerError           the client
     │   ├── InvalidInput          the request does not match the model
+    │   │   ├── TooLarge              a payload exceeds a limit of the server
     │   │   ├── TooLong               prompt and completion exceed the context length
     │   │   ├── ModelNameMissing      no model name, and no default model
     │   │   └── AlreadyLoaded         a model with this name exists
@@ -48,6 +49,10 @@ class CallerError(DragomanError):
 
 class InvalidInput(CallerError):
     """The request does not match the model. The message names the field, what was expected and what was sent."""
+
+
+class TooLarge(InvalidInput):
+    """A payload exceeds a limit of the server in bytes. The message names the setting."""
 
 
 class TooLong(InvalidInput):

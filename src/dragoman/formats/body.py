@@ -4,27 +4,25 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
 from dragoman.core.datatypes import DATATYPES, datatype
-from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
-from dragoman.formats.cut import CutMessage, cut_arrays
 from dragoman.formats.json_data import irregular_texts, json_from_tensor, tensor_from_json
-from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, describe_parser_error
-from dragoman.formats.json_scan import check_json
+from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
+from dragoman.formats.json_scan import check_depth, check_size
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
 from dragoman.formats.shared_regions import Region, pop_slice, region_names, region_sizes, require_regions
 from dragoman.formats.small_messages import parse_small_tensor
 
-Body = TypeVar("Body")
-
 HEADER_LENGTH = "inference-header-content-length"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_DATA_DEPTH = 3  # nesting of `data` in a message
+_MESSAGE_DEPTH = 5  # of a request with data in rows, and without unknown fields
+_BINARY = "; send large tensors as binary data (binary tensor data extension: binary_data_size)"
 _HEADER_VALUE = re.compile(r"\s*-?[0-9]{1,20}\s*", re.ASCII)
 
 # --- messages as they are on the wire ----------------------------------------------------------------------------
@@ -162,23 +160,29 @@ def _parse_length(header: str) -> int:
 def parse_request(text: Buffer, binary: memoryview | None, policy: Policy) -> RequestBody:
     """Parse the JSON of a request and the binary data after it. Raises InvalidInput or NotSupported."""
     text = bytes(text)
-    if LONG > len(text) <= policy.max_unscanned_bytes:
-        # Without unknown fields only the data can nest, which is checked before a parser that accepts that. Counting
-        # brackets first would take 2 % of a small request.
+    check_size(text, policy, _BINARY)
+    message: Any = None
+    if policy.max_json_depth >= _MESSAGE_DEPTH:
+        # Without unknown fields only the data of tensors can nest, which is checked before a parser that accepts that.
+        # Counting brackets first would take 2 % of a small request.
         try:
-            known = _KNOWN_REQUEST.decode(text)
+            message = _KNOWN_REQUEST.decode(text)
         except PARSER_ERRORS:
-            known = None
-        if known is not None:
-            inputs = _parse_tensors(known.inputs, None, binary, "input", policy, text)
-            parameters = parse_parameters(known.parameters) if known.parameters else {}
-            return RequestBody(inputs, known.outputs or (), parameters, known.id, _hold_regions(known, policy))
-    return _parse(text, binary, policy, _parse_request)
+            message = None
+    if message is None:
+        check_depth(text, policy)
+        message = _decode(text, _REQUEST, _LiteralRequest, "an inference request", policy)
+    inputs = _parse_tensors(message.inputs, binary, "input", policy)
+    parameters, regions = parse_parameters(message.parameters), _hold_regions(message, policy)
+    return RequestBody(inputs, message.outputs or (), parameters, message.id, regions)
 
 
 def parse_response(text: Buffer, binary: memoryview | None, policy: Policy) -> ResponseBody:
     """Parse the JSON of a response and the binary data after it. Raises InvalidInput or NotSupported."""
-    return _parse(bytes(text), binary, policy, _parse_response)
+    message = _decode(bytes(text), _RESPONSE, _LiteralResponse, "an inference response", policy)
+    outputs = _parse_tensors(message.outputs, binary, "output", policy)
+    parameters = parse_parameters(message.parameters)
+    return ResponseBody(outputs, parameters, message.model_name, message.model_version, message.id)
 
 
 def parse_parameters(parameters: JsonParameters | None) -> dict[str, Scalar]:
@@ -191,49 +195,13 @@ def parse_parameters(parameters: JsonParameters | None) -> dict[str, Scalar]:
     return {k: v for k, v in parameters.items() if v is not None}
 
 
-def _parse(
-    text: bytes,
-    binary: memoryview | None,
-    policy: Policy,
-    parse: Callable[[bytes, CutMessage | None, memoryview | None, Policy], Body],
-) -> Body:
-    """Parse a message; a long one after its arrays were cut out, unless something in it is invalid.
-
-    An invalid message is parsed again without cutting, if it is short enough, for an error that names the position.
-    """
-    if len(text) >= LONG and not text.startswith(_BYTE_ORDER_MARK):
-        message = cut_arrays(text, (b'"data"',), LONG)
-        if message.spans:
-            try:
-                return parse(message.rest, message, binary, policy)
-            except DragomanError:
-                if len(text) > policy.max_json_values:
-                    raise
-    return parse(text, None, binary, policy)
-
-
-def _parse_request(text: bytes, cut: CutMessage | None, binary: memoryview | None, policy: Policy) -> RequestBody:
-    message = _decode(text, _REQUEST, _LiteralRequest, "an inference request", policy)
-    inputs = _parse_tensors(message.inputs, cut, binary, "input", policy)
-    parameters, regions = parse_parameters(message.parameters), _hold_regions(message, policy)
-    return RequestBody(inputs, message.outputs or (), parameters, message.id, regions)
-
-
 def _hold_regions(message: InferRequest, policy: Policy) -> tuple[Region, ...]:
     if policy.regions is None:
         return ()
     return policy.regions.hold(region_names(each.parameters for each in (*message.inputs, *(message.outputs or ()))))
 
 
-def _parse_response(text: bytes, cut: CutMessage | None, binary: memoryview | None, policy: Policy) -> ResponseBody:
-    message = _decode(text, _RESPONSE, _LiteralResponse, "an inference response", policy)
-    outputs = _parse_tensors(message.outputs, cut, binary, "output", policy)
-    parameters = parse_parameters(message.parameters)
-    return ResponseBody(outputs, parameters, message.model_name, message.model_version, message.id)
-
-
 def _decode(text: bytes, decoder: Any, literal_type: Any, noun: str, policy: Policy) -> Any:
-    check_json(text, policy)
     try:
         return decoder.decode(text.removeprefix(_BYTE_ORDER_MARK))
     except PARSER_ERRORS as error:
@@ -255,46 +223,27 @@ def _decode_literals(text: bytes, literal_type: Any) -> Any:
 
 
 def _parse_tensors(
-    descriptions: Sequence[_LiteralTensor],
-    cut: CutMessage | None,
-    binary: memoryview | None,
-    noun: str,
-    policy: Policy,
-    unchecked: bytes = b"",
+    descriptions: Sequence[_LiteralTensor], binary: memoryview | None, noun: str, policy: Policy
 ) -> dict[str, Tensor]:
-    """Return the tensors by name. `unchecked` is the text of the message if its nesting has not been checked."""
+    """Return the tensors by name."""
     if policy.regions is not None:
         policy.regions.check_total(region_sizes([one.parameters for one in descriptions]))
     tensors: dict[str, Tensor] = {}
-    at, cut_count, data = 0, 0, b"" if binary is None else binary
+    at, data = 0, b"" if binary is None else binary
     for one in descriptions:
         if not one.parameters and one.name not in tensors:
             small = parse_small_tensor(one.datatype, one.shape, one.data, policy)
             if small is not None:
                 tensors[one.name] = small
                 continue
-        if unchecked and one.data is not msgspec.UNSET:
-            check_json(unchecked, policy)
-            unchecked = b""
         where = f"{noun} '{one.name}'"
         if one.name in tensors:
             raise InvalidInput(f"{where} already exists in request")
-        cut_count += cut is not None and _restore(one, cut, policy)
         parse = _parse_irregular if policy.irregular_texts else _parse_tensor
         tensors[one.name], at = parse(one, where, data, at, policy)
     if at != len(data):
         raise InvalidInput(f"unexpected additional {noun} data: {len(data) - at} bytes are left after all {noun}s")
-    if cut is not None and cut_count != len(cut.spans):
-        raise InvalidInput("an array that is not the data of a tensor was cut out")
     return tensors
-
-
-def _restore(one: _LiteralTensor, cut: CutMessage, policy: Policy) -> bool:
-    """Return whether the data of a tensor was cut out; it is set again unless it nests too deep."""
-    array = cut.array(one.data)
-    if array is not None and _DATA_DEPTH + max(len(one.shape), 1) <= policy.max_json_depth:
-        one.data = msgspec.Raw(array)
-    return array is not None
 
 
 def _parse_irregular(one: _LiteralTensor, where: str, binary: Buffer, at: int, policy: Policy) -> tuple[Tensor, int]:

@@ -3,31 +3,28 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import orjson
 
-from dragoman.core.bytes_tensor import BytesTensor, pack_texts, texts_of
+from dragoman.core.bytes_tensor import BytesTensor, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers, object_array
-from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_list, parse_numbers, strip_brackets, to_array
-from dragoman.formats.json_scan import BLOCK, split_texts
+from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, flatten_lists, parse_array, parse_list, to_array
 from dragoman.formats.json_text import format_numbers
-from dragoman.formats.nesting import Nesting, find_mismatch
 from dragoman.formats.policy import Policy
 from dragoman.formats.raw import check_shape, reshape_read_only
 
 _OPENING = re.compile(rb"[\s\[]*")
 _OPENING_BLOCK = 1 << 12  # performance only: bytes of brackets matched at a time
 _MAX_DEPTH = 33
-# Bytes of JSON: longer arrays of strings, and longer nested lists with errors, are only parsed in chunks.
-_VERY_LONG = 1 << 16  # performance only
+_DATA_DEPTH = 3  # nesting of `data` in a message
+_DESCRIBED_BYTES = 1 << 16  # of nested lists that are parsed to describe how they differ from the shape
 _FEW = 64  # performance only: for fewer numbers serializing is faster than a check for NaN and infinities
-_OPEN, _CLOSE = b"[]"
 _MAX_NULLABLE = 1 << 12
 _TEXT = msgspec.json.Decoder(str)
 _NULLABLE_TEXTS = msgspec.json.Decoder(Annotated[list[str | None], msgspec.Meta(max_length=_MAX_NULLABLE)])
@@ -49,14 +46,19 @@ def tensor_from_json(
         actual = f"{depth} deep" if depth < _MAX_DEPTH else f"deeper than {_MAX_DEPTH - 1}"
         expected = f"1 or {len(shape)}" if len(shape) > 1 else "1"
         raise InvalidInput(f"{where}: 'data' nests {actual}, expected {expected} by its shape")
+    if _DATA_DEPTH + depth > policy.max_json_depth:
+        raise InvalidInput(f"JSON nests too deep; the limit is {policy.max_json_depth}")
     parsed = isinstance(data, msgspec.Raw)
-    size = len(memoryview(data)) if parsed else 0
-    if size > (_VERY_LONG if datatype is BYTES else LONG):
-        try:
-            return _long_tensor(where, datatype, memoryview(data), shape, depth, parameters, policy)
-        except InvalidInput:
-            if size > _VERY_LONG:
-                raise  # otherwise parsed as a whole, for an error with more detail
+    if parsed and datatype is not BYTES and len(memoryview(data)) > LONG:
+        text = bytes(memoryview(data))
+        flat = text if depth == 1 else flatten_lists(text, shape)
+        if flat is not None:
+            numbers = parse_array(where, datatype, flat, shape[:depth])
+            if numbers.size != count:
+                raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {numbers.size}")
+            return Tensor(reshape_read_only(numbers, shape, where), datatype, parameters)
+        if len(text) > _DESCRIBED_BYTES:
+            raise InvalidInput(f"{where}: 'data' does not nest as its shape {list(shape)}")
     values = parse_list(where, datatype, data, depth)
     if parsed and depth == 1 and datatype is BYTES and len(values) == count > 0:
         return BytesTensor.of_texts(values, shape, parameters)
@@ -87,57 +89,6 @@ def irregular_texts(data: Any, shape: Sequence[int], parameters: Parameters) -> 
         return None
     elements = [None if value is None else value.encode() for value in values]
     return Tensor(object_array(elements, tuple(shape)), BYTES, parameters)
-
-
-def _long_tensor(
-    where: str,
-    datatype: Datatype,
-    data: memoryview,
-    shape: Sequence[int],
-    depth: int,
-    parameters: Parameters,
-    policy: Policy,
-) -> Tensor:
-    """Parse a long array in chunks after checking the number of its elements.
-
-    This creates no Python lists for rows, and no more strings than the shape has elements.
-    """
-    count, nested = math.prod(shape), depth > 1
-    if nested or datatype is BYTES:
-        mismatch = find_mismatch(data, shape if nested else [count])
-        if mismatch:
-            raise InvalidInput(f"{where}: {mismatch}")
-        if not count:
-            dtype = np.dtype(object) if datatype is BYTES else datatype.dtype
-            return Tensor(reshape_read_only(np.empty(0, dtype), shape, where), datatype, parameters)
-    nesting = Nesting(shape) if nested else None
-    if datatype is BYTES:
-        tensor = pack_texts(
-            _text_chunks(where, strip_brackets(data), nesting, policy.max_json_bytes), tuple(shape), parameters
-        )
-        size = tensor.count
-    else:
-        array = parse_numbers(where, datatype, data, count, nesting, literal=policy.nonfinite == "literal")
-        size = array.size
-    if size != count:
-        raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {size}")
-    return tensor if datatype is BYTES else Tensor(reshape_read_only(array, shape, where), datatype, parameters)
-
-
-def _text_chunks(where: str, data: memoryview, nesting: Nesting | None, most: int) -> Iterator[list[str]]:
-    """Yield the texts of an array without its outer brackets, in row-major order; each has at most `most` bytes."""
-    first = 0
-    for raw, codes in split_texts(data):
-        if len(raw) > most + BLOCK:
-            raise InvalidInput(f"{where}: data[{first}]: expected at most {most} bytes as JSON; send it as binary data")
-        if nesting is not None:
-            if not nesting.next_fits(codes.tobytes()):
-                raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths")
-            raw = np.frombuffer(raw, np.uint8)[(codes != _OPEN) & (codes != _CLOSE)].tobytes()
-        at_first = first, () if nesting is None else nesting.shape
-        texts: list[str] = parse_list(where, BYTES, msgspec.Raw(b"[" + raw + b"]"), 1, at_first)
-        first += len(texts)
-        yield texts
 
 
 def nesting_depth(data: Any) -> int:

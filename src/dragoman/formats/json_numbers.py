@@ -1,11 +1,12 @@
-"""Parse arrays of numbers in JSON text, and choose the parser.
+"""Parse arrays of numbers in JSON text.
 
-Short arrays go through msgspec. Long ones are parsed in chunks: by simdjson where it is installed and the text is
-plain, else by msgspec. Both give the same values; errors come from msgspec alone.
+Long arrays are parsed by simdjson where it is installed and the text is plain, all others by msgspec. Both give the
+same values; errors come from msgspec alone.
 """
 
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,20 +16,17 @@ import numpy as np
 
 from dragoman.core.datatypes import BYTES, Array, Datatype, round_to
 from dragoman.core.errors import InvalidInput
-from dragoman.formats.nesting import Nesting
-from dragoman.formats.policy import Buffer
 from dragoman.system.shared_memory import empty_array
 
-LONG = 2048  # performance only: bytes of JSON; longer arrays are cut out of a message and parsed in chunks
-# No other thread runs while a parser does.
-_CHUNK = 1 << 18  # performance only: bytes parsed at a time; short enough to stay in a core's cache
-_COMMA_BLOCK = 256  # performance only: bytes that are searched for a comma at a time
+LONG = 2048  # performance only: bytes of JSON; for shorter arrays lists of Python numbers are as fast
+_PIECE = 1 << 18  # bytes of numbers parsed at a time
+_OPEN, _CLOSE, _COMMA, _BLANK = b"[], "
+_SPACE = b" \t\r\n"
 
 # The Python type of one element. Open Inference allows conversions; only lossless ones are done.
 _ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float | None, "number": float, "bytes": str}
 _WHERE = re.compile(r" - at `\$(.*)`$")
 _PLACE = re.compile(r"\[([0-9]+)\]")
-_OPEN, _CLOSE = b"[]"
 _EXACT = 1 << 53  # beyond, a float no longer identifies the integer that was written
 
 Position = tuple[int, Sequence[int]]  # the index of an element in row-major order, and the shape of nested lists
@@ -52,50 +50,64 @@ def describe_parser_error(error: Exception) -> str:
 # --- parsing ------------------------------------------------------------------------------------------------------
 
 
-def parse_numbers(
+def parse_array(
     where: str,
     datatype: Datatype,
-    data: memoryview,
-    count: int,
-    nesting: Nesting | None = None,
+    text: bytes,
+    shape: Sequence[int] = (),
     *,
     literal: bool = False,
     null: bool = True,
 ) -> Array:
-    """Parse a long JSON array of numbers, flat or nested as `nesting`, in chunks.
+    """Return the numbers of a flat array, which is valid JSON, parsed in pieces.
 
-    null: whether floats may be null, which is NaN. literal: whether they may be NaN and Infinity, as Python writes
-    them. If a flat array does not have `count` elements, only the size of the result is valid. Raises InvalidInput
-    naming `where`.
+    So a Python object exists for each number of one piece only, and other threads run between two of them. null:
+    whether floats may be null, which is NaN. literal: whether they may be beyond the range of doubles, which is an
+    infinity. Raises InvalidInput naming `where` and the element, whose index is that of nested lists of `shape`.
     """
-    data = strip_brackets(data)
-    array = empty_array(min(count, len(data)), datatype.dtype)
-    at, end, first = 0, len(data), 0
+    end = len(text) - 1
+    commas = int(np.count_nonzero(np.frombuffer(text, np.uint8) == _COMMA))
+    array = empty_array(commas + 1, datatype.dtype)
+    at, first = 1, 0
     while at <= end:
-        stop = _find_comma(data, at + _CHUNK, end)
-        text: Buffer = data[at:stop]
-        if nesting is not None:
-            if not nesting.next_fits(bytes(text)):
-                raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths")
-            text = bytes(text).translate(None, b"[]")
-        at_first = first, () if nesting is None else nesting.shape
-        chunk = _parse_chunk(where, datatype, b"".join((b"[", text, b"]")), at_first, literal, null)
-        size = chunk.size
-        if not size and (first or stop < end):
-            raise InvalidInput(f"{where}: data[{first}]: expected a value between commas")
-        if first + size <= array.size:
-            array[first : first + size] = chunk
-        first += size
+        comma = text.find(b",", at + _PIECE, end)
+        stop = end if comma < 0 else comma
+        piece = b"".join((b"[", text[at:stop], b"]"))
+        numbers = parse_with_simdjson(piece, datatype)
+        if numbers is None:
+            values = parse_list(where, datatype, msgspec.Raw(piece), 1, (first, shape), literal, null)
+            numbers = to_array(values, datatype, where)
+        elif datatype.kind == "float":
+            numbers = _round(numbers, datatype, where)
+        array[first : first + numbers.size] = numbers
+        first += numbers.size
         at = stop + 1
-    return array if first == count else np.broadcast_to(np.empty(1, datatype.dtype), first)
+    return array[:first]  # an empty array has no comma, and no element either
 
 
-def _parse_chunk(where: str, datatype: Datatype, text: bytes, first: Position, literal: bool, null: bool) -> Array:
-    """Parse a flat array that is a chunk of a longer one."""
-    numbers = parse_with_simdjson(text, datatype)
-    if numbers is not None:
-        return numbers if datatype.kind != "float" else _round(numbers, datatype, where)
-    return to_array(parse_list(where, datatype, msgspec.Raw(text), 1, first, literal, null), datatype, where)
+def flatten_lists(text: bytes, shape: Sequence[int]) -> bytes | None:
+    """Return nested lists of numbers, which are valid JSON, as one list; None unless they nest as the shape says."""
+    sizes = tuple(shape[: shape.index(0) + 1]) if 0 in shape else tuple(shape)
+    count = math.prod(sizes)
+    lists = sum(math.prod(sizes[:axis]) for axis in range(len(sizes)))
+    codes = np.frombuffer(text, np.uint8)
+    commas = codes == _COMMA
+    # Counted first, since nothing longer than the text may be made of the shape.
+    if np.count_nonzero(codes == _OPEN) != lists or (count and np.count_nonzero(commas) + 1 != count):
+        return None
+    brackets = b""
+    for size in reversed(sizes):
+        brackets = b"[" + (brackets + b",") * (size - 1) + brackets * (size > 0) + b"]"
+    if not count:
+        return b"[]" if text.translate(None, _SPACE) == brackets else None
+    is_bracket = (codes == _OPEN) | (codes == _CLOSE)
+    structure = commas | is_bracket
+    blocks = (slice(at, at + _PIECE) for at in range(0, codes.size, _PIECE))
+    if b"".join(codes[block][structure[block]].tobytes() for block in blocks) != brackets:
+        return None
+    if sizes[-1] == 1 and b"[]" in text.translate(None, _SPACE):  # it has the commas of one element
+        return None
+    return b"[" + np.where(is_bracket, np.uint8(_BLANK), codes).tobytes() + b"]"
 
 
 def parse_list(
@@ -208,23 +220,6 @@ def _round(wide: Array, datatype: Datatype, where: str) -> Array:
         raise InvalidInput(f"{where}: {error.message}") from error
 
 
-def strip_brackets(data: memoryview) -> memoryview:
-    """Return an array in JSON without its outer brackets and the white space around them."""
-    if data[0] != _OPEN or data[-1] != _CLOSE:
-        data = memoryview(bytes(data).strip())
-    return data[1:-1]
-
-
-def _find_comma(data: memoryview, at: int, end: int) -> int:
-    """Return the index of the next comma, or `end`."""
-    while at < end:
-        index = bytes(data[at : min(at + _COMMA_BLOCK, end)]).find(b",")
-        if index >= 0:
-            return at + index
-        at += _COMMA_BLOCK
-    return end
-
-
 def _shift_index(message: str, first: Position) -> str:
     """Return a parser's message for a chunk, with the element's index in the whole array."""
     place = _PLACE.match(message)
@@ -251,7 +246,7 @@ def parse_with_simdjson(text: bytes, datatype: Datatype) -> Array | None:
     other values than the general parser.
     """
     make = simd_parser_class()
-    if make is None or datatype.kind not in _SIMD_TYPES or text.find(b"[", 1) >= 0:  # simdjson flattens nested lists
+    if make is None or datatype.kind not in _SIMD_TYPES or text.find(b"[", 1) >= 0:  # it flattens
         return None
     try:
         parser = _SIMD_PARSERS.pop()

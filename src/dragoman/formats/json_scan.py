@@ -1,7 +1,7 @@
-"""Scan JSON text in blocks before it is parsed: count values, measure nesting, find the ends of arrays.
+"""Check the limits of JSON text before it is parsed: its length, its number of values and its nesting.
 
-Parsers hold the interpreter lock until they finish and take tens of bytes for a value of two bytes, so the limits are
-checked first. Each step here scans one block and takes a few milliseconds at most.
+Parsers hold the interpreter lock until they finish and take tens of bytes for a value of two bytes. The text is scanned
+in blocks, each of which takes a few milliseconds at most.
 """
 
 from collections.abc import Iterator
@@ -9,64 +9,49 @@ from collections.abc import Iterator
 import numpy as np
 
 from dragoman.core.datatypes import Array
-from dragoman.core.errors import InvalidInput
-from dragoman.formats.policy import Buffer, Policy
+from dragoman.core.errors import InvalidInput, TooLarge
+from dragoman.formats.policy import Policy
 
-BLOCK = 1 << 18  # performance only: bytes scanned at a time
-_FIRST_BLOCK = 1 << 12  # performance only: bytes of an array, most of which are short
-_MAX_ARRAY_DEPTH = 33
+_BLOCK = 1 << 18  # performance only: bytes scanned at a time
 
 _STEPS = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]] = 1
 _STEPS[[ord("]"), ord("}")]] = -1
-_VALUES = np.zeros(256, np.bool_)  # characters that come with one more value each
-_VALUES[[ord("["), ord("{"), ord(",")]] = True
-_BACKSLASH = ord("\\")
-_QUOTE, _BRACE, _COMMA = b'"{,'
+_LISTS = np.zeros(256, np.bool_)  # characters that begin a list or an object
+_LISTS[[ord("["), ord("{")]] = True
+_VALUES = _LISTS.copy()  # characters that come with one more value each
+_VALUES[ord(",")] = True
+_QUOTE = ord('"')
 
 
-def scan_blocks(text: Buffer, start: int = 0, size: int = 0) -> Iterator[tuple[int, Array]]:
-    """Yield blocks of the text from `start`, outside of strings: the index of each, and its bytes with 0 in strings."""
-    view, inside, at, size = memoryview(text), False, start, size or BLOCK
-    while at < len(view):
-        block = bytes(view[at : at + size])
-        if b"\\" in block:
-            if (len(block) - len(block.rstrip(b"\\"))) & 1:  # the escaped character is in the next block
-                block = bytes(view[at : at + len(block) + 1])
-            block = block.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-        codes = np.frombuffer(block, np.uint8)
-        if inside or b'"' in block:
-            within = np.cumsum(codes == _QUOTE, dtype=np.uint8)  # it overflows, but stays odd or even
-            within += inside
-            within &= 1
-            codes = np.where(within, np.uint8(0), codes)
-            inside = bool(within[-1])
-        yield at, codes
-        at += len(block)
-        size = min(size * 4, BLOCK)
+def check_json(text: bytes, policy: Policy, *, elements: bool = True) -> None:
+    """Check the size, the number of values and the nesting of JSON text.
 
-
-def check_json(text: bytes, policy: Policy) -> None:
-    """Check the size, the number of values and the nesting of JSON text. Raises InvalidInput.
-
-    Long data of tensors has been cut out before; it has limits of its own.
+    elements: whether each element counts as a value, or only lists and objects, as in documents with long arrays of
+    numbers. Raises TooLarge or InvalidInput.
     """
-    if len(text) > policy.max_json_bytes:
+    check_size(text, policy)
+    if len(text) > policy.max_json_values and count_values(text, elements=elements) > policy.max_json_values:
         raise InvalidInput(
-            f"too much JSON: expected at most {policy.max_json_bytes} bytes outside of tensor data (max_json_bytes), "
-            f"got {len(text)}"
+            f"too many values in JSON: expected at most {policy.max_json_values} (max_json_values), got more"
         )
-    few = len(text) <= policy.max_json_values
-    if few and text.count(b"[") + text.count(b"{") <= policy.max_json_depth:
+    check_depth(text, policy)
+
+
+def check_size(text: bytes, policy: Policy, instead: str = "") -> None:
+    """Raise TooLarge if JSON text is too long. The error ends with what to do `instead`."""
+    if len(text) > policy.max_json_bytes:
+        raise TooLarge(
+            f"too much JSON: expected at most {policy.max_json_bytes} bytes (max_json_bytes), got {len(text)}{instead}"
+        )
+
+
+def check_depth(text: bytes, policy: Policy) -> None:
+    """Raise InvalidInput if JSON text nests too deep."""
+    if text.count(b"[") + text.count(b"{") <= policy.max_json_depth:
         return
-    count = depth = 0
-    for _, codes in scan_blocks(text):
-        count += 0 if few else int(np.count_nonzero(_VALUES[codes]))
-        if count > policy.max_json_values:
-            raise InvalidInput(
-                f"too many values in JSON: expected at most {policy.max_json_values} outside of tensor data "
-                "(max_json_values), got more"
-            )
+    depth = 0
+    for codes in _scan_blocks(text):
         steps = _STEPS[codes]
         depths = depth + np.cumsum(steps[steps != 0], dtype=np.int64)
         if depths.size:
@@ -75,76 +60,28 @@ def check_json(text: bytes, policy: Policy) -> None:
             depth = int(depths[-1])
 
 
-def count_values(text: bytes) -> int:
-    """Count lists, objects and commas outside of strings: about the number of values in a JSON text."""
-    return sum(int(np.count_nonzero(_VALUES[codes])) for _, codes in scan_blocks(text))
+def count_values(text: bytes, *, elements: bool = True) -> int:
+    """Count lists and objects, and with `elements` commas, outside of strings: about the number of values in JSON."""
+    counted = _VALUES if elements else _LISTS
+    return sum(int(np.count_nonzero(counted[codes])) for codes in _scan_blocks(text))
 
 
-def find_array_end(text: Buffer, start: int) -> int | None:
-    """Return the end of the array that begins at `start`; None if it contains objects, has no end or is too deep."""
-    depth = 0
-    for at, codes in scan_blocks(text, start, _FIRST_BLOCK):
-        steps = _STEPS[codes]
-        brackets = np.flatnonzero(steps)
-        if not brackets.size:
-            continue
-        depths = depth + np.cumsum(steps[brackets], dtype=np.int64)
-        closed = int(np.argmax(depths == 0))
-        found = depths[closed] == 0
-        if found:
-            brackets, depths = brackets[: closed + 1], depths[: closed + 1]
-        if depths.max() > _MAX_ARRAY_DEPTH or (codes[brackets] == _BRACE).any():
-            return None
-        if found:
-            return at + int(brackets[closed]) + 1
-        depth = int(depths[-1])
-    return None
-
-
-def find_string_end(text: bytes, quote: int, max_escaped: int) -> int:
-    """Return the index after the string that begins at a quote; -1 without an end, or with too many escaped quotes."""
-    end = quote
-    for _ in range(max_escaped):
-        end = text.find(b'"', end + 1)
-        if end < 0:
-            return -1
-        at = end
-        while text[at - 1] == _BACKSLASH:
-            at -= 1
-        if not (end - at) & 1:
-            return end + 1
-    return -1
-
-
-def count_lists(array: Buffer) -> tuple[list[int], int]:
-    """Count the lists of an array at each depth, and its commas outside of strings."""
-    lists, depth, commas = np.zeros(_MAX_ARRAY_DEPTH + 1, np.int64), 0, 0
-    for _, codes in scan_blocks(array):
-        commas += int(np.count_nonzero(codes == _COMMA))
-        steps = _STEPS[codes]
-        steps = steps[steps != 0]
-        if not steps.size:
-            continue
-        depths = depth + np.cumsum(steps, dtype=np.int64)
-        opened = np.clip(depths[steps > 0] - 1, 0, _MAX_ARRAY_DEPTH)
-        lists += np.bincount(opened, minlength=lists.size)
-        depth = int(depths[-1])
-    return [int(count) for count in lists if count], commas
-
-
-def split_texts(inner: Buffer) -> Iterator[tuple[bytes, Array]]:
-    """Split the text between the brackets of an array into chunks at commas outside of strings.
-
-    Each chunk comes with its bytes as an array, with 0 in strings. There is at least one chunk; a chunk is empty if
-    nothing is between two commas.
-    """
-    view, done, tail = memoryview(inner), 0, [np.empty(0, np.uint8)]
-    for at, codes in scan_blocks(inner):
-        commas = np.flatnonzero(codes == _COMMA)
-        if not commas.size:
-            tail.append(codes)
-            continue
-        last = int(commas[-1])
-        yield bytes(view[done : at + last]), np.concatenate((*tail, codes[:last]))
-        done, tail = at + last + 1, [codes[last + 1 :]]
-    yield bytes(view[done:]), np.concatenate(tail)
+def _scan_blocks(text: bytes) -> Iterator[Array]:
+    """Yield the bytes of the text in blocks, with 0 in strings."""
+    inside, at = False, 0
+    while at < len(text):
+        block = text[at : at + _BLOCK]
+        at += len(block)
+        if b"\\" in block:
+            if (len(block) - len(block.rstrip(b"\\"))) & 1:  # the escaped character is in the next block
+                block += text[at : at + 1]
+                at += 1
+            block = block.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        codes = np.frombuffer(block, np.uint8)
+        if inside or b'"' in block:
+            within = np.cumsum(codes == _QUOTE, dtype=np.uint8)  # it overflows, but stays odd or even
+            within += inside
+            within &= 1
+            codes = np.where(within, np.uint8(0), codes)
+            inside = bool(within[-1])
+        yield codes

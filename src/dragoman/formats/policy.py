@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 
 from dragoman.formats.shared_regions import Buffer as Buffer
 from dragoman.formats.shared_regions import SharedRegions
@@ -11,8 +10,6 @@ from dragoman.settings import ProtocolOptions
 from dragoman.system.trace_settings import TraceSettings
 
 CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
-
-_MESSAGE_DEPTH = 5  # of an Open Inference request with data in rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +32,6 @@ class Policy(ProtocolOptions):
         if self.regions is None or not owner:
             return self
         return replace(self, regions=self.regions.of(owner))
-
-    @cached_property
-    def max_unscanned_bytes(self) -> int:
-        """Length up to which JSON text exceeds no limit if it nests no deeper than requests do without other fields."""
-        return min(self.max_json_bytes, self.max_json_values) if self.max_json_depth >= _MESSAGE_DEPTH else 0
 
     def forwarded_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers, named in lower case, that models receive; credentials are never among them."""

@@ -10,7 +10,6 @@ from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
-from dragoman.formats.json_document import NumberArray
 from dragoman.formats.json_text import format_nested
 from dragoman.protocols.parameters import get_object
 from dragoman.protocols.wire import Policy
@@ -70,10 +69,7 @@ def only_input(model: ModelDescription, field: str = "inputs") -> TensorSpec:
 def parse_tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
     """Convert an array or nested lists to a tensor of the model's datatype. Raises InvalidInput naming the input."""
     try:
-        if isinstance(value, NumberArray):
-            known = spec is not None and spec.datatype is not None and spec.datatype is not BYTES
-            value = value.array(f"input '{name}'", spec.datatype if known and spec is not None else None)
-        array = value if isinstance(value, np.ndarray) else np.asarray(_plain_lists(value, name))
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
         if array.dtype.kind in "USO" and not isinstance(value, np.ndarray):
             array = np.array(value, dtype=object)
         whole = spec is not None and spec.datatype is not None and array.dtype.kind not in "USO"
@@ -99,13 +95,6 @@ def named_tensors(
     """Return the tensors of values by the names of inputs, adapted to the shapes of these."""
     specs = {spec.name: spec for spec in model.signature.inputs}
     return {name: adapt(parse_tensor(v, specs.get(name), name), specs.get(name)) for name, v in values.items()}
-
-
-def _plain_lists(value: Any, name: str) -> Any:
-    """Convert long lists of numbers in a value to NumPy arrays."""
-    if isinstance(value, NumberArray):
-        return value.array(f"input '{name}'")
-    return [_plain_lists(each, name) for each in value] if isinstance(value, list) else value
 
 
 def _is_accepted(array: Array, spec: TensorSpec) -> bool:

@@ -1,7 +1,7 @@
 """Parse UM-Bridge requests: JSON with vectors of doubles, which become arrays."""
 
+import contextlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,16 +11,14 @@ import numpy as np
 from dragoman.core.datatypes import FP64, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vector_binding import require_finite
-from dragoman.formats.cut import cut_arrays
-from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_numbers
-from dragoman.formats.json_scan import BLOCK, check_json
+from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_array
+from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 
 VECTORS = ("sens", "vec")
 INDICES = ("outWrt", "inWrt", "inWrt1", "inWrt2")
-_MAX_LISTS = 1 << 16  # in a request whose vectors are not counted before they are parsed
-_VECTOR_KEYS = frozenset((b'"input"', b'"sens"', b'"vec"'))
-_SPACE = re.compile(rb"[ \t\r\n]*")
+_OPEN = ord("[")
+_FLAT_DEPTH = 3  # of a request whose config does not nest
 
 
 class UmBridgeRequest(msgspec.Struct):
@@ -54,21 +52,19 @@ class _FlatRequest(_Lists, forbid_unknown_fields=True):
     config: dict[str, str | bool | int | float | None] | None = None
 
 
-class _RawVectors(UmBridgeRequest):
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
+class _Outline(UmBridgeRequest):
+    """A request with its vectors and its config as text."""
+
+    input: list[msgspec.Raw] | msgspec.UnsetType = msgspec.UNSET
+    config: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
     sens: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     vec: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class _Outline(msgspec.Struct):
-    name: str
-    input: msgspec.Raw = msgspec.Raw(b"")
-
-
-_DECODER = msgspec.json.Decoder(_Lists)
-_FLAT_DECODER = msgspec.json.Decoder(_FlatRequest)
-_RAW_DECODER = msgspec.json.Decoder(_RawVectors)
-_VECTOR, _VECTORS = msgspec.json.Decoder(list[float]), msgspec.json.Decoder(list[list[float]])
+_FLAT_REQUEST = msgspec.json.Decoder(_FlatRequest)
+_OUTLINE = msgspec.json.Decoder(_Outline)
+_CONFIG = msgspec.json.Decoder(dict[str, Any] | None)
+_VECTOR = msgspec.json.Decoder(list[float])
 _KINDS: Mapping[type, str] = {
     str: "text",
     bool: "a boolean",
@@ -81,55 +77,47 @@ _KINDS: Mapping[type, str] = {
 
 
 def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
-    """Parse the body of a request. Raises InvalidInput if it is not JSON or has no valid name."""
-    if LONG > len(text) <= policy.max_unscanned_bytes:
-        try:
-            return _to_arrays(_FLAT_DECODER.decode(text))
-        except PARSER_ERRORS:
-            pass
-    if len(text) < LONG:
-        check_json(text, policy)
-    elif (request := _with_long_arrays(text, policy)) is not None:
-        return request
-    else:
-        check_json(text, policy)
-    if len(text) < _MAX_LISTS or count_up_to(text, b"[", _MAX_LISTS) < _MAX_LISTS:
-        try:
-            lists = _DECODER.decode(text)
-        except PARSER_ERRORS:
-            return _parse_lenient(text, policy)
-        return _to_arrays(lists)
-    return _check_vector_count(text, policy) or _parse_lenient(text, policy)
+    """Parse the body of a request. Raises InvalidInput if it is not JSON or has no valid name.
 
-
-def _with_long_arrays(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest | None:
-    """Parse a request whose long arrays are cut out; None if it has none or a general parser has to decide.
-
-    Raises InvalidInput if the rest exceeds the limits of JSON.
+    The limits of JSON hold for its config, and the limits of tensors for its vectors, which have no other form.
     """
-    message = cut_arrays(text, _VECTOR_KEYS, LONG)
-    if not message.spans:
-        return None
-    check_json(message.rest, policy)
     try:
-        request: Any = _RAW_DECODER.decode(message.rest)
-        fields = {key: raw for key in ("input", *VECTORS) if (raw := getattr(request, key)) is not msgspec.UNSET}
-        spans = {key: message.span(raw) for key, raw in fields.items()}
-        if sum(span is not None for span in spans.values()) != len(message.spans):
-            return None
-        for key, raw in fields.items():
-            span = spans[key]
-            if key != "input":
-                value: Any = parse_vector(memoryview(text)[slice(*span)] if span else memoryview(raw))
-            elif span:
-                value = parse_vectors(text, span, policy.max_tensors)
-            else:
-                value = [np.array(vector, np.float64) for vector in _VECTORS.decode(raw)]
-            if value is None:
-                return None
-            setattr(request, key, value)
+        if len(text) < LONG and policy.max_json_depth >= _FLAT_DEPTH:
+            return _to_arrays(_FLAT_REQUEST.decode(text))
     except PARSER_ERRORS:
-        return None
+        pass
+    request = None
+    most = policy.max_tensors + policy.max_json_values
+    if count_up_to(text, b"[", most) <= most:
+        with contextlib.suppress(*PARSER_ERRORS):
+            request = _parse_outline(_OUTLINE.decode(text), policy)
+    return request or _parse_lenient(text, policy)
+
+
+def _parse_outline(outline: _Outline, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest | None:
+    """Parse the vectors and the config of a request; None if they contain anything that is not plain.
+
+    Raises InvalidInput if the config exceeds the limits of JSON.
+    """
+    request: Any = outline
+    fields = [key for key in ("input", *VECTORS) if getattr(request, key) is not msgspec.UNSET]
+    if request.config is msgspec.UNSET:
+        request.config = None
+    else:
+        check_json(bytes(request.config), policy)
+        request.config = _CONFIG.decode(request.config)
+    for key in fields:
+        texts = getattr(request, key)
+        if key != "input":
+            value: Any = parse_vector(bytes(texts))
+        elif len(texts) > policy.max_tensors:
+            message = f"'input': expected at most {policy.max_tensors} vectors, got {len(texts)}"
+            return InvalidUmBridgeRequest(request.name, InvalidInput(message))
+        else:
+            value = parse_vectors(texts)
+        if value is None:
+            return None
+        setattr(request, key, value)
     return _checked_values(request, fields, policy)
 
 
@@ -148,56 +136,25 @@ def _checked_values(
     return request
 
 
-def parse_vectors(text: bytes, span: tuple[int, int], most: int = 1 << 62) -> list[Array] | None:
-    """Parse the array of vectors at this span; None if it contains anything else, or more than `most` vectors."""
+def parse_vectors(texts: Iterable[msgspec.Raw]) -> list[Array] | None:
+    """Parse the texts of vectors; None if one of them contains anything else."""
     vectors: list[Array] = []
-    at, stop = _skip_space(text, span[0] + 1), span[1] - 1
-    while len(vectors) < most:
-        end = text.find(b"]", at, stop) + 1
-        vector = parse_vector(memoryview(text)[at:end]) if end and text[at : at + 1] == b"[" else None
+    for text in texts:
+        vector = parse_vector(bytes(text))
         if vector is None:
             return None
         vectors.append(vector)
-        at = _skip_space(text, end)
-        if at == stop:
-            return vectors
-        if text[at : at + 1] != b",":
-            return None
-        at = _skip_space(text, at + 1)
-    return None
+    return vectors
 
 
-def parse_vector(text: memoryview) -> Array | None:
-    """Parse a flat array of numbers in JSON, also NaN, Infinity and 1e999; None if it holds anything else."""
+def parse_vector(text: bytes) -> Array | None:
+    """Parse a flat array of numbers, which is valid JSON, also with 1e999; None if it contains anything else."""
     try:
         if len(text) < LONG:
             return np.array(_VECTOR.decode(text), np.float64)
-        codes = np.frombuffer(text, np.uint8)
-        blocks = (codes[at : at + BLOCK] for at in range(0, codes.size, BLOCK))  # with little memory for each
-        count = sum(int(np.count_nonzero(block == ord(","))) for block in blocks) + 1
-        array = parse_numbers("", FP64, text, count, literal=True, null=False)
+        return parse_array("", FP64, text, literal=True, null=False) if text[0] == _OPEN else None
     except (InvalidInput, *PARSER_ERRORS):
         return None
-    return array if array.size == count else None
-
-
-def _skip_space(text: bytes, at: int) -> int:
-    space = _SPACE.match(text, at)
-    assert space is not None
-    return space.end()
-
-
-def _check_vector_count(text: bytes, policy: Policy) -> InvalidUmBridgeRequest | None:
-    """Return an error if there are too many vectors, without parsing them; None if there are not."""
-    try:
-        outline = msgspec.json.decode(text, type=_Outline)
-    except PARSER_ERRORS:
-        return None
-    if count_up_to(bytes(outline.input), b"[", policy.max_tensors + 1) <= policy.max_tensors + 1:
-        return None
-    return InvalidUmBridgeRequest(
-        outline.name, InvalidInput(f"'input': expected at most {policy.max_tensors} vectors, got more")
-    )
 
 
 def count_up_to(text: bytes, byte: bytes, most: int) -> int:
@@ -222,7 +179,12 @@ def _to_arrays(lists: _Lists) -> UmBridgeRequest:
 
 def _parse_lenient(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """Parse NaN, Infinity and 1e999 as well, and report what is invalid."""
-    check_json(text, policy)
+    if len(text) > policy.max_json_bytes:
+        raise InvalidInput(
+            "the request is not valid: expected vectors of finite numbers, as NaN, Infinity and 1e999 are accepted in "
+            f"requests of at most {policy.max_json_bytes} bytes only (max_json_bytes)"
+        )
+    check_json(text, policy, elements=False)
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

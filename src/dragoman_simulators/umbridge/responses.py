@@ -12,11 +12,10 @@ import orjson
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidOutput
 from dragoman.core.tensor import Tensor
-from dragoman.formats.cut import cut_arrays
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS
 from dragoman.formats.json_text import format_numbers, json_chunks
 from dragoman.formats.policy import Policy
-from dragoman_simulators.umbridge.requests import parse_vector, parse_vectors
+from dragoman_simulators.umbridge.requests import parse_vectors
 
 _FLOAT64 = np.dtype(np.float64)
 _FEW = 512  # performance only: for fewer numbers serializing is faster than a check for NaN and infinities
@@ -32,11 +31,18 @@ class _Vectors(msgspec.Struct):
     output: list[list[float]]
 
 
-class _RawOutput(msgspec.Struct):
+class _RawVector(msgspec.Struct):
     output: msgspec.Raw
 
 
-_RAW_RESPONSE = msgspec.json.Decoder(_RawOutput)
+class _RawVectors(msgspec.Struct):
+    output: list[msgspec.Raw]
+
+
+_RAW_RESPONSES: Mapping[bool, Any] = {
+    False: msgspec.json.Decoder(_RawVector),
+    True: msgspec.json.Decoder(_RawVectors),
+}
 _RESPONSES: Mapping[bool, Any] = {False: msgspec.json.Decoder(_Vector), True: msgspec.json.Decoder(_Vectors)}
 _PYTHON_WORDS = re.compile(rb"\b(nan|inf)\b")
 _JSON_WORDS = {b"nan": b"NaN", b"inf": b"Infinity"}
@@ -65,17 +71,11 @@ def parse_output(text: bytes, *, several: bool) -> list[Array]:
 
 def _long_output(text: bytes, several: bool) -> list[Array] | None:
     """Parse a long response; None if a general parser has to decide."""
-    message = cut_arrays(text, (b'"output"',), LONG)
     try:
-        span = message.span(_RAW_RESPONSE.decode(message.rest).output)
+        output = _RAW_RESPONSES[several].decode(text).output
     except PARSER_ERRORS:
         return None
-    if span is None or len(message.spans) != 1:
-        return None
-    if several:
-        return parse_vectors(text, span)
-    vector = parse_vector(memoryview(text)[slice(*span)])
-    return None if vector is None else [vector]
+    return parse_vectors(output if several else [output])
 
 
 def _lenient_output(text: bytes, several: bool) -> Any:

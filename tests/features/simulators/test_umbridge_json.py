@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.core.errors import InvalidInput, InvalidOutput, TooLarge
 from dragoman.formats import json_numbers
 from dragoman.formats.policy import Policy
 from dragoman_simulators.umbridge.requests import InvalidUmBridgeRequest, UmBridgeRequest, parse_umbridge_request
@@ -75,9 +75,19 @@ def test_all_parsers_report_types_equally(field: str, value: str, message: str, 
 LONG = ",".join(["0.25000", "-1.00e3", "7.00000"] * 80_000)  # more than a MiB, in as many values as one parser may see
 
 
+def test_vectors_may_be_longer_than_other_json() -> None:
+    values = [0.1] * 1000
+    policy = Policy(max_json_bytes=500, max_json_values=100)
+    assert parse({"name": "f", "input": [values], "config": {"a": 1}}, policy).input[0].tolist() == values
+    with pytest.raises(TooLarge, match=r"too much JSON: expected at most 500 bytes \(max_json_bytes\)"):
+        parse({"name": "f", "input": [values], "config": {"a": "b" * 500}}, policy)
+    with pytest.raises(InvalidInput, match="expected vectors of finite numbers, as NaN"):
+        parse({"name": "f", "input": [[*values, math.nan]]}, policy)
+
+
 @pytest.mark.parametrize("simdjson", [True, False])
 @pytest.mark.parametrize("vectors", ["[[%s]]", "[ [1, 2] ,\n[%s], [ ] ]", "[[%s], [3], [%s]]"])
-def test_very_long_bodies_are_parsed_in_chunks(vectors: str, simdjson: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_long_vectors_are_parsed_in_pieces(vectors: str, simdjson: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not simdjson:
         monkeypatch.setattr(json_numbers, "simd_parser_class", lambda: None)
     text = vectors.replace("%s", LONG)

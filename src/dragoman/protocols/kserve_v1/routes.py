@@ -17,6 +17,7 @@ from dragoman.core.errors import (
     Overloaded,
     RateLimited,
     ServerError,
+    TooLarge,
     Unauthorized,
 )
 from dragoman.core.sampling import format_value
@@ -57,6 +58,7 @@ _ALLOW = (("allow", "GET, HEAD, OPTIONS"),)
 _DEFAULT_SIGNATURE = "serving_default"  # of TensorFlow, whose API this protocol follows
 
 _STATUS: Sequence[tuple[type[DragomanError], int]] = (
+    (TooLarge, 413),
     (InvalidInput, 400),
     (NotSupported, 501),
     (ModelNotFound, 404),

@@ -38,6 +38,7 @@ from dragoman.core.errors import (
     Overloaded,
     RateLimited,
     ServerError,
+    TooLarge,
     Unauthorized,
 )
 from dragoman.core.signature import TensorSpec
@@ -101,6 +102,7 @@ _MAX_IRREGULAR_BYTES = 1 << 20  # of a request that is searched for texts
 _BINARY_TYPE = ("content-type", "application/octet-stream")
 
 _STATUS: Sequence[tuple[type[DragomanError], int]] = (
+    (TooLarge, 413),
     (InvalidInput, 400),
     (NotSupported, 400),
     (ModelNotFound, 404),

@@ -17,7 +17,6 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import DragomanError, InvalidInput, ServerError
 from dragoman.core.text import Generation
-from dragoman.formats.json_document import cut_number_arrays
 from dragoman.formats.json_numbers import PARSER_ERRORS
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.custom_handlers import handler_call
@@ -148,8 +147,8 @@ def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
     if media_type(http) in READERS or is_form(http) or b'"model' not in bytes(http.body):
         return "", True
     try:
-        text, _ = cut_number_arrays(bytes(http.body), policy)
-        check_json(text, policy)
+        text = bytes(http.body)
+        check_json(text, policy, elements=False)
         body = _BODY.decode(text)
     except (InvalidInput, *PARSER_ERRORS):  # reported when the body is parsed for its model
         return "", True
