@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Self
 import msgspec
 import numpy as np
 
-from dragoman.core.datatypes import BF16, BYTES, Array, Datatype, datatype_of, round_to
+from dragoman.core.datatypes import BYTES, Array, Datatype, datatype_of, round_to
 from dragoman.core.errors import InvalidInput
 
 # Longer integers are not written out in messages.
@@ -76,8 +76,8 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         return self.data.shape
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        if self.datatype is BF16:
-            return _of_bits, (self.data.view(np.uint16), self.parameters)
+        if self.datatype.wire_view is not None:
+            return _of_bits, (self.data.view(self.datatype.wire_view), self.datatype, self.parameters)
         if self.datatype is BYTES:
             from dragoman.core.bytes_tensor import reduce_large  # imports this module
 
@@ -85,9 +85,9 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         return Tensor, (self.data, self.datatype, self.parameters)
 
 
-def _of_bits(bits: Array, parameters: Parameters) -> Tensor:
-    """Return the BF16 tensor of these bits: pickle leaves arrays outside its stream only if their dtype is NumPy's."""
-    return Tensor(bits.view(BF16.dtype), BF16, parameters)
+def _of_bits(bits: Array, datatype: Datatype, parameters: Parameters) -> Tensor:
+    """Return the tensor of these bits: pickle leaves arrays outside its stream only if their dtype is NumPy's."""
+    return Tensor(bits.view(datatype.dtype), datatype, parameters)
 
 
 def with_own_dtype(tensor: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def with_own_dtype(tensor: Tensor) -> Tensor:
 
 def numpy_numbers(tensor: Tensor) -> Array:
     """Return the array in a dtype of NumPy's own, for libraries that know no other: BF16 as FP32, which is exact."""
-    return tensor.data.astype(np.float32) if tensor.datatype is BF16 else tensor.data
+    return tensor.data if tensor.datatype.wire_view is None else tensor.data.astype(tensor.datatype.json_dtype)
 
 
 def object_array(elements: Iterable[Any], shape: tuple[int, ...]) -> Array:

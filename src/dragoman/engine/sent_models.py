@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from dragoman import plugins
+from dragoman.compat.triton.backends import CONFIG_FILE
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.repository import Repository, Source
 from dragoman.system.process import explain_temporary_folder
+
+_TRITON = "triton"  # the runtime of folders with a config.pbtxt
 
 
 class SentModels:
@@ -50,14 +52,13 @@ class SentModels:
         if not files:
             source = find()
             specs = source.specs()
-            replaced = plugins.runtime(specs[0].runtime).config_file
-            if not replaced:
-                from dragoman.engine.config_overrides import overridden_settings  # imports protobuf
+            if specs[0].runtime != _TRITON:
+                from dragoman.compat.triton.overrides import overridden_settings  # imports protobuf
 
                 settings = overridden_settings(name, config)
                 return Source(lambda: [replace(spec, **settings) for spec in specs], source.routing)
-            files = {replaced: config.encode()}
-            _link(Path(specs[0].parameters["source"]).parent, root / name, replaced)
+            files = {CONFIG_FILE: config.encode()}
+            _link(Path(specs[0].parameters["source"]).parent, root / name)
         try:
             for path, content in files.items():
                 file = root / name / path
@@ -98,9 +99,9 @@ def _new_folder() -> Path:
         raise ModelFailed(f"files of a model cannot be stored: {explain_temporary_folder(error)}") from error
 
 
-def _link(source: Path, folder: Path, replaced: str) -> None:
-    """Create a folder with links to all files of another one but the one that is replaced."""
+def _link(source: Path, folder: Path) -> None:
+    """Create a folder with links to all of another one but its configuration."""
     folder.mkdir()
     for entry in source.iterdir():
-        if entry.name != replaced:
+        if entry.name != CONFIG_FILE:
             (folder / entry.name).symlink_to(entry.resolve())

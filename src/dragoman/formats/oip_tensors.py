@@ -11,22 +11,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.calls import Inference, Response
-from dragoman.core.datatypes import (
-    BOOL,
-    BYTES,
-    FP32,
-    FP64,
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    UINT8,
-    UINT16,
-    UINT32,
-    UINT64,
-    Array,
-    Datatype,
-)
+from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.formats.oip_messages import InferTensorContents, ModelInferResponse, delimiter, length_delimited
@@ -34,22 +19,6 @@ from dragoman.formats.oip_wire import FIXED, PackedContents, encode_varints
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import check_shape, raw_from_tensor, reshape_read_only
 from dragoman.formats.small_messages import add_to_cache
-
-# FP16 and BF16 have no field; they are sent as raw contents (Open Inference, gRPC).
-FIELDS: Mapping[Datatype, str] = {
-    BOOL: "bool_contents",
-    INT8: "int_contents",
-    INT16: "int_contents",
-    INT32: "int_contents",
-    INT64: "int64_contents",
-    UINT8: "uint_contents",
-    UINT16: "uint_contents",
-    UINT32: "uint_contents",
-    UINT64: "uint64_contents",
-    FP32: "fp32_contents",
-    FP64: "fp64_contents",
-    BYTES: "bytes_contents",
-}
 
 _MANY_ELEMENTS = 1 << 10  # performance only: for more elements protobuf takes longer
 _ENCODED_ELEMENTS = 1 << 16  # performance only: elements encoded at a time
@@ -103,7 +72,7 @@ def serialize_typed_response(message: Any, tensors: Collection[Tensor]) -> bytes
     if sum(tensor.data.size for tensor in tensors) < _MANY_ELEMENTS:
         for tensor, output in zip(tensors, message.outputs, strict=True):
             output.contents.SetInParent()  # a tensor without elements is marked as typed, too
-            getattr(output.contents, FIELDS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
+            getattr(output.contents, tensor.datatype.contents_field).extend(tensor.data.reshape(-1).tolist())
         return bytes(message.SerializeToString())
     outputs: list[bytes] = [output.SerializeToString() for output in message.outputs]
     del message.outputs[:]
@@ -118,7 +87,7 @@ def serialize_typed_response(message: Any, tensors: Collection[Tensor]) -> bytes
 
 def _encode_contents(tensor: Tensor) -> list[Buffer]:
     """Serialize an InferTensorContents with the elements of a tensor."""
-    flat, field = tensor.data.reshape(-1), FIELDS[tensor.datatype]
+    flat, field = tensor.data.reshape(-1), tensor.datatype.contents_field
     number: int = InferTensorContents.DESCRIPTOR.fields_by_name[field].number
     chunks = (flat[at : at + _ENCODED_ELEMENTS] for at in range(0, flat.size, _ENCODED_ELEMENTS))
     if tensor.datatype is BYTES:
@@ -139,8 +108,8 @@ def _values(where: str, datatype: Datatype, contents: Any) -> Sequence[Any]:
 
 def _check_field(where: str, datatype: Datatype, fields: Sequence[str]) -> str:
     """Return the name of the field of a datatype. Raises InvalidInput if others are set."""
-    expected = FIELDS.get(datatype)
-    if expected is None:
+    expected = datatype.contents_field
+    if not expected:
         raise InvalidInput(f"{where}: {datatype} has no typed contents; send it in 'raw_input_contents'")
     if list(fields) != [expected]:
         raise InvalidInput(f"{where}: expected contents of {datatype} in '{expected}', got {_join_names(fields)}")
@@ -148,7 +117,7 @@ def _check_field(where: str, datatype: Datatype, fields: Sequence[str]) -> str:
 
 
 def _array(where: str, datatype: Datatype, values: Sequence[Any]) -> Array:
-    wide: Array = np.fromiter(values, _WIDE.get(FIELDS.get(datatype, ""), datatype.dtype), len(values))
+    wide: Array = np.fromiter(values, _WIDE.get(datatype.contents_field, datatype.dtype), len(values))
     return _narrow(where, datatype, wide)
 
 

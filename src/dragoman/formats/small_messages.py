@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from dragoman.core.calls import Inference
-from dragoman.core.datatypes import BF16, BYTES, DATATYPES, Array, Datatype
+from dragoman.core.datatypes import BYTES, DATATYPES, Array, Datatype
 from dragoman.core.tensor import Tensor
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor
@@ -140,7 +140,7 @@ def _start(model: str, version: str) -> bytes:
 
 def _json_head(name: str, tensor: Tensor) -> bytes:
     """Return the description of an output up to its data; empty if the general serializer has to decide."""
-    if tensor.datatype is BYTES or tensor.datatype is BF16 or tensor.data.size > SMALL_ELEMENTS:
+    if tensor.datatype is BYTES or tensor.datatype.wire_view is not None or tensor.data.size > SMALL_ELEMENTS:
         return b""
     fields = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape, "data": None}
     text = orjson.dumps(fields).removesuffix(b"null}")

@@ -24,6 +24,7 @@ _DATATYPES: Mapping[str, Datatype] = {
     **{f"i{bits}": DATATYPES[f"INT{bits}"] for bits in (8, 16, 32, 64)},
     **{f"u{bits}": DATATYPES[f"UINT{bits}"] for bits in (8, 16, 32, 64)},
 }
+_NAMES: Mapping[Datatype, str] = {datatype: name for name, datatype in _DATATYPES.items()}
 # The root element of an IR file, which comes after an optional XML declaration.
 _START, _ROOT = 512, b"<net "
 
@@ -80,15 +81,16 @@ class OpenVinoModel(Model):
         return {name: self._from_openvino(name, results) for name in call.outputs or self._outputs}
 
     def _to_openvino(self, name: str, tensor: Tensor) -> Any:
-        if tensor.datatype is BF16:
-            return self._openvino.Tensor(tensor.data.view("u2"), list(tensor.shape), self._openvino.Type.bf16)
+        if (view := tensor.datatype.wire_view) is not None:
+            element_type = getattr(self._openvino.Type, _NAMES[tensor.datatype])
+            return self._openvino.Tensor(tensor.data.view(view), list(tensor.shape), element_type)
         return self._openvino.Tensor(_contiguous(tensor.data))
 
     def _from_openvino(self, name: str, results: Any) -> Array | Tensor:
         array: Array = results[self._outputs[name]]
         spec = self._signature.output(name)
-        if spec is not None and spec.datatype is BF16:
-            return Tensor(array.view(BF16.dtype), BF16)
+        if spec is not None and spec.datatype is not None and spec.datatype.wire_view is not None:
+            return Tensor(array.view(spec.datatype.dtype), spec.datatype)
         return array
 
 

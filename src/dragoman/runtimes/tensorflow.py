@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.calls import Infer
-from dragoman.core.datatypes import BF16, BYTES, DATATYPES, Array, Datatype
+from dragoman.core.datatypes import BYTES, DATATYPES, Array, Datatype
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
@@ -19,15 +19,9 @@ from dragoman.runtimes.files import check_operators, model_path
 
 # Datatypes by TensorFlow's names.
 _DATATYPES: Mapping[str, Datatype] = {
-    "bool": DATATYPES["BOOL"],
+    **{d.dtype.name: d for d in DATATYPES.values() if d is not BYTES},
     "half": DATATYPES["FP16"],
-    "float16": DATATYPES["FP16"],
-    "bfloat16": BF16,
-    "float32": DATATYPES["FP32"],
-    "float64": DATATYPES["FP64"],
     "string": BYTES,
-    **{f"int{bits}": DATATYPES[f"INT{bits}"] for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": DATATYPES[f"UINT{bits}"] for bits in (8, 16, 32, 64)},
 }
 
 

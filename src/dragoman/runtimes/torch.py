@@ -14,7 +14,7 @@ import numpy as np
 from dragoman import plugins
 from dragoman.codecs.elements import strings
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, DerivativeCall, Gradient, Infer
-from dragoman.core.datatypes import BF16, BYTES, DATATYPES, FP32, FP64, INT64, NUMERIC, Array, Datatype, widens
+from dragoman.core.datatypes import BYTES, DATATYPES, FP32, FP64, INT64, NUMERIC, Array, Datatype, widens
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model, Result
 from dragoman.core.runtime import Runtime
@@ -29,15 +29,7 @@ from dragoman.system.threads import PYTORCH_LOADS
 log = logging.getLogger("dragoman.model")
 
 # Datatypes by PyTorch's names.
-_DATATYPES: Mapping[str, Datatype] = {
-    "torch.bool": DATATYPES["BOOL"],
-    "torch.float16": DATATYPES["FP16"],
-    "torch.bfloat16": BF16,
-    "torch.float32": DATATYPES["FP32"],
-    "torch.float64": DATATYPES["FP64"],
-    **{f"torch.int{bits}": DATATYPES[f"INT{bits}"] for bits in (8, 16, 32, 64)},
-    **{f"torch.uint{bits}": DATATYPES[f"UINT{bits}"] for bits in (8, 16, 32, 64)},
-}
+_DATATYPES: Mapping[str, Datatype] = {f"torch.{d.dtype.name}": d for d in DATATYPES.values() if d is not BYTES}
 
 
 _INTEGERS = frozenset(d for d in NUMERIC if d.kind in ("int", "uint") and widens(d, INT64))
@@ -190,12 +182,13 @@ class TorchModel(Model):
             return str(strings(tensor, name)) if tensor.datatype is BYTES else tensor.data.item()
         if tensor.datatype is BYTES:
             raise InvalidInput(f"input '{name}': PyTorch has no strings; expected numbers, got BYTES")
-        array = tensor.data.view(np.uint16) if tensor.datatype is BF16 else tensor.data
+        view = tensor.datatype.wire_view
+        array = tensor.data if view is None else tensor.data.view(view)
         # PyTorch shares the memory of the array and has no read-only tensors.
         if not array.flags.writeable or any(stride < 0 for stride in array.strides):
             array = array.copy()
         shared = self._torch.from_numpy(array)
-        return shared.view(self._torch.bfloat16) if tensor.datatype is BF16 else shared
+        return shared if view is None else shared.view(getattr(self._torch, tensor.datatype.dtype.name))
 
     def _result(self, result: Any) -> Result:
         if isinstance(result, dict) or not self._signature.outputs:
@@ -208,8 +201,9 @@ class TorchModel(Model):
         if not isinstance(value, self._torch.Tensor):
             raise InvalidOutput(f"output '{name}': expected a tensor, got {type(value).__name__}")
         value = value.detach().cpu()
-        if value.dtype == self._torch.bfloat16:
-            array: Array = value.view(self._torch.uint16).numpy().view(BF16.dtype)
+        datatype = _DATATYPES.get(str(value.dtype))
+        if datatype is not None and datatype.wire_view is not None:
+            array: Array = value.view(getattr(self._torch, datatype.wire_view.name)).numpy().view(datatype.dtype)
         else:
             array = value.resolve_conj().resolve_neg().numpy()
         return array

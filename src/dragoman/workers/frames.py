@@ -14,14 +14,14 @@ import enum
 import marshal
 import pickle
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference, Response, Tensors
-from dragoman.core.datatypes import BF16, BYTES, DATATYPES
+from dragoman.core.datatypes import BYTES, DATATYPES
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.system.call_times import NO_STAMPS, Stamps
 from dragoman.workers.shared_blocks import MIN_SIZE, BlockReader, BlockWriter
@@ -56,28 +56,29 @@ def deserialize(parts: list[memoryview]) -> Any:
         return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 (see above)
     rows, parameters, *rest = marshal.loads(parts[0])  # noqa: S302 (see above)
     tensors = {
-        name: Tensor(np.ndarray(shape, dtype or BF16.dtype, memory), DATATYPES[datatype], own or NONE)
+        name: Tensor(np.ndarray(shape, dtype or DATATYPES[datatype].dtype, memory), DATATYPES[datatype], own or NONE)
         for (name, datatype, dtype, shape, own), memory in zip(rows, parts[1:], strict=True)
     }
     match rest:
-        case [outputs, request]:
-            return (Infer(tensors, outputs, parameters or NONE), *request)
+        case [outputs, context, request, metadata]:
+            return (context, Infer(tensors, outputs, parameters or NONE), *request, metadata or {})
         case [response]:
             return Response(Inference(tensors, parameters or NONE), *response)
     return Inference(tensors, parameters or NONE)
 
 
 def _fields(value: object, arrays: list[Any]) -> tuple[Any, ...] | None:
-    """Return the fields of a call with its request, or of an inference, alone or with its response; None for others.
+    """Return the fields of a call of `Job.fields`, or of an inference, alone or with its response; None for others.
 
     Raises _NeedsPickle for fields that are not plain.
     """
     match value:
-        case (Infer() as call, *request) if _has_only_tensors(call):
+        case (tuple() as context, Infer() as call, *request, Mapping() as metadata) if _has_only_tensors(call):
+            _check(context)
             _check(request)
             _check(call.outputs)
-            rows = _rows(call.inputs, arrays)
-            return rows, _parameters(call.parameters), tuple(call.outputs), tuple(request)
+            rows, parameters = _rows(call.inputs, arrays), _parameters(call.parameters)
+            return rows, parameters, tuple(call.outputs), context, tuple(request), _parameters(metadata)
         case Inference() if not (value.metadata or value.is_last):
             return _rows(value.outputs, arrays), _parameters(value.parameters)
         case Response(Inference() as answer, model, version) if not (answer.metadata or answer.is_last):
@@ -103,8 +104,8 @@ def _row(tensor: Tensor, arrays: list[Any]) -> tuple[Any, ...]:
     if not data.flags.c_contiguous:
         data = np.ascontiguousarray(data)
     dtype = data.dtype.str
-    if tensor.datatype is BF16:  # its dtype has no such name and no buffer
-        data, dtype = data.view(np.uint16), ""
+    if (view := tensor.datatype.wire_view) is not None:  # its dtype has no such name and no buffer
+        data, dtype = data.view(view), ""
     arrays.append(pickle.PickleBuffer(data).raw())
     return tensor.datatype.name, dtype, data.shape, _parameters(tensor.parameters)
 

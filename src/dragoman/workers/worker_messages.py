@@ -16,7 +16,7 @@ import numpy as np
 from dragoman.core import errors
 from dragoman.core.bytes_tensor import GAP, MANY, BytesTensor, came_as_text
 from dragoman.core.calls import Embedded, Handled, Inference, ModelCall
-from dragoman.core.datatypes import BF16, BYTES, DATATYPES, NUMERIC, Datatype
+from dragoman.core.datatypes import BYTES, DATATYPES, NUMERIC, Datatype
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family, Kind, Sample
 from dragoman.core.scoring import Score, Scored
@@ -30,7 +30,8 @@ from dragoman.workers.pool import Loaded
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 # Name, datatype, form of the data, shape, parameters, and the elements of a small BYTES tensor. The form is the dtype
-# of an array, "" for the bits of BF16; or that of BYTES elements: "text", "bytes", "lengths", "text lengths" or "gaps".
+# of an array, "" for that of `Datatype.wire_view`; or that of BYTES elements: "text", "bytes", "lengths",
+# "text lengths" or "gaps".
 _Row = tuple[str, str, str, tuple[_Size, ...], dict[str, Any] | None, list[Any] | None]
 # Name, datatype, shape, accepted datatypes, whether it is optional, content type.
 _SpecRow = tuple[str, str | None, tuple[int, ...] | None, list[str], bool, str]
@@ -68,7 +69,7 @@ _FamilyRow = tuple[_MetricName, Kind, str, list[tuple[_MetricName, dict[_LabelNa
 
 _DTYPES: Mapping[tuple[str, str], tuple[Datatype, np.dtype[Any]]] = {
     (each.name, dtype.str): (each, dtype) for each in NUMERIC for dtype in (each.dtype, each.dtype.newbyteorder())
-} | {("BF16", ""): (BF16, BF16.dtype)}
+} | {(each.name, ""): (each, each.dtype) for each in DATATYPES.values() if each.wire_view is not None}
 _MODULES = {each.__module__ for each in (ModelCall, Score, ResetPrefixCache)}
 _CALLS = {call.__name__: call for call in ModelCall.__subclasses__() if call.__module__ in _MODULES}
 _CALLS |= {call.__name__: call for base in _CALLS.values() for call in base.__subclasses__()}
@@ -135,13 +136,13 @@ def _row(name: str, tensor: Tensor, arrays: list[Any]) -> tuple[Any, ...]:
         form, elements = _bytes_form(tensor, arrays)
         return name, "BYTES", form, tensor.shape, tensor.parameters or None, elements
     data: Any = tensor.data
-    if data.dtype is not datatype.dtype and (datatype is BF16 or (datatype.name, data.dtype.str) not in _DTYPES):
+    if data.dtype is not datatype.dtype and (datatype.name, data.dtype.str) not in _DTYPES:
         data = with_own_dtype(tensor).data
     if not data.flags.c_contiguous:
         data = np.ascontiguousarray(data)
     form = data.dtype.str
-    if datatype is BF16:  # its dtype has no such name and no buffer
-        data, form = data.view(np.uint16), ""
+    if datatype.wire_view is not None:  # its dtype has no such name and no buffer
+        data, form = data.view(datatype.wire_view), ""
     arrays.append(pickle.PickleBuffer(data).raw())  # a view of its bytes, of any shape
     return name, datatype.name, form, data.shape, tensor.parameters or None, None
 

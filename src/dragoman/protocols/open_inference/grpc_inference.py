@@ -17,7 +17,6 @@ from dragoman.formats.oip_messages import (
     parse_message,
 )
 from dragoman.formats.oip_tensors import (
-    FIELDS,
     append_raw_contents,
     serialize_raw_response,
     serialize_typed_response,
@@ -132,7 +131,7 @@ def _format_message(response: Response[Inference], options: GrpcOutputOptions) -
             parameters_to_proto(tensor.parameters, output.parameters)
     if options.region_slices:
         return _format_shared(message, outputs, options)
-    if not options.raw and all(t.datatype in FIELDS for t in outputs.values()):
+    if not options.raw and all(t.datatype.contents_field for t in outputs.values()):
         return serialize_typed_response(message, outputs.values())
     return append_raw_contents([message.SerializeToString()], outputs)
 

@@ -37,7 +37,8 @@ _DATATYPES: Mapping[str, Datatype] = {
 # Where ONNX Runtime looks for weights beside a graph that is not read from a file.
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _WARNING, _FATAL = 2, 4  # severities of ONNX Runtime's log
-_ONNX_BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
+# Numbers of the element types whose arrays `run` does not take. TensorProto.DataType.BFLOAT16
+_ONNX_TYPES: Mapping[Datatype, int] = {BF16: 16}
 
 
 class OnnxModel(Model):
@@ -73,7 +74,7 @@ class OnnxModel(Model):
         self._signature = _signature(self._session, path)
         if not _declares_rows(self._session, path):
             self.merges = 0
-        self._has_bf16 = any(s.datatype is BF16 for s in (*self._signature.inputs, *self._signature.outputs))
+        self._has_bits = any(s.datatype in _ONNX_TYPES for s in (*self._signature.inputs, *self._signature.outputs))
 
     def signature(self) -> Signature:
         return self._signature
@@ -83,21 +84,21 @@ class OnnxModel(Model):
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
         names = list(call.outputs) or [s.name for s in self._signature.outputs]
-        if self._has_bf16:
-            return self._infer_bf16(call, names)
+        if self._has_bits:
+            return self._infer_values(call, names)
         feed = {name: _to_onnx(name, tensor) for name, tensor in call.inputs.items()}
         return dict(zip(names, self._session.run(names, feed), strict=True))
 
-    def _infer_bf16(self, call: Infer, names: list[str]) -> Mapping[str, Array]:
-        """Infer through ONNX Runtime's own values, because `run` accepts no bfloat16 array."""
+    def _infer_values(self, call: Infer, names: list[str]) -> Mapping[str, Array]:
+        """Infer through ONNX Runtime's own values, because `run` takes only arrays with dtypes of NumPy."""
         feed = {name: self._value(name, tensor) for name, tensor in call.inputs.items()}
         values = self._session.run_with_ort_values(names, feed)
         return {name: _from_onnx(value) for name, value in zip(names, values, strict=True)}
 
     def _value(self, name: str, tensor: Tensor) -> Any:
-        if tensor.datatype is BF16:
-            bits = np.ascontiguousarray(tensor.data).view(np.uint16)
-            return self._values.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
+        if (view := tensor.datatype.wire_view) is not None:
+            bits = np.ascontiguousarray(tensor.data).view(view)
+            return self._values.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_TYPES[tensor.datatype])
         return self._values.ortvalue_from_numpy(_to_onnx(name, tensor))
 
 
@@ -171,13 +172,14 @@ def _to_onnx(name: str, tensor: Tensor) -> Array:
 
 
 def _from_onnx(value: Any) -> Array:
-    if value.data_type() != "tensor(bfloat16)":
+    datatype = _datatype(value.data_type())
+    if datatype is None or datatype.wire_view is None:
         array: Array = value.numpy()
         return array
     shape = tuple(value.shape())
     # The value owns its memory: the copy is taken while `value` lives.
-    bits = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
-    return np.frombuffer(bits, dtype=BF16.dtype).reshape(shape)
+    size = datatype.size * math.prod(shape)
+    return np.frombuffer(ctypes.string_at(value.data_ptr(), size) if size else b"", datatype.dtype).reshape(shape)
 
 
 def _signature(session: Any, path: Path) -> Signature:

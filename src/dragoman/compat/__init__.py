@@ -1,0 +1,1 @@
+"""Compatibility with MLServer and LMI: read their configuration files, and run custom models of MLServer."""

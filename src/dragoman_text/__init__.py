@@ -1,1 +1,0 @@
-"""Text: an engine with continuous batching, runtimes of language models, and the APIs of their clients."""

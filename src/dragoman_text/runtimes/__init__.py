@@ -1,1 +1,0 @@
-"""Runtimes of language models."""
