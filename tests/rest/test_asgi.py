@@ -1,6 +1,7 @@
 """`dragoman.asgi` with in-process clients, mounted into frameworks, and under a real ASGI server."""
 
 import asyncio
+import gc
 import http.client
 import json
 import math
@@ -313,6 +314,22 @@ async def test_a_cancelled_request_gets_503() -> None:
             await responding
         assert wire.sent[0]["status"] == 503
         assert model.cancelled.is_set()
+
+
+async def test_requests_that_are_cancelled_at_any_turn_of_the_event_loop_leave_nothing_behind() -> None:
+    """A coroutine that is never awaited, or a result that nobody takes, would be a warning, which is an error here."""
+    async with dragoman.asgi(SpyGate, drain_s=0.05) as app:
+        for turns in range(12):
+            wire = Wire("/v2/models/SpyGate/infer", BODY)
+            responding = asyncio.ensure_future(wire.respond(app))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            responding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await responding
+            del responding
+            gc.collect()
+        assert Spy.loaded.cancelled.is_set()
 
 
 async def test_a_client_that_does_not_read_ends_its_stream() -> None:

@@ -12,10 +12,11 @@ from dragoman.access.addresses import without_mapping
 from dragoman.core.errors import DragomanError
 from dragoman.core.foreign_code import ClientDisconnected
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, HttpResponse
-from dragoman.system.request_context import HEADER, client_request_id, new_context, request_id, variables_of
+from dragoman.system.request_context import HEADER, Context, client_request_id, new_context, request_id, variables_of
 from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.bodies import GrowingBody, too_large
 from dragoman.transports.counters import TransportCounters
+from dragoman.transports.executor import LARGE_MESSAGE
 from dragoman.transports.limits import Limits
 from dragoman.transports.loop_delay import LOOP_LATE
 from dragoman.transports.routing import Match
@@ -85,10 +86,11 @@ class AsgiRequest:
     async def send(self, response: HttpResponse) -> None:
         size = sum(map(len, response.body))
         length = () if response.status in (204, 304) else (("content-length", str(size)),)
-        await self.start(response.status, (*response.headers, *length))
+        start = self._start_message(response.status, (*response.headers, *length))
         if size <= _CHUNK_BYTES:
-            await self.end(b"".join(response.body))
+            await self._send_in_time(start, self._last_message(b"".join(response.body)))
             return
+        await self._send_in_time(start)
         for part in response.body:
             view = memoryview(part).cast("B")
             for at in range(0, len(view), _CHUNK_BYTES):
@@ -96,6 +98,9 @@ class AsgiRequest:
         await self.end(b"")
 
     async def start(self, status: int, headers: Headers) -> None:
+        await self._send_in_time(self._start_message(status, headers))
+
+    def _start_message(self, status: int, headers: Headers) -> dict[str, Any]:
         self.started = True
         self.statuses[status] += 1
         encoded = [
@@ -103,22 +108,25 @@ class AsgiRequest:
             for name, value in (*headers, (HEADER, request_id(self.context)))
             if self._has_connection_headers or name.lower() != "connection"
         ]
-        await self._send_in_time({"type": "http.response.start", "status": status, "headers": encoded})
+        return {"type": "http.response.start", "status": status, "headers": encoded}
+
+    def _last_message(self, part: Buffer) -> dict[str, Any]:
+        return {"type": "http.response.body", "body": b"" if self._is_head else bytes(part), "more_body": False}
 
     async def write(self, part: Buffer) -> None:
         if not self._is_head:
             await self._send_in_time({"type": "http.response.body", "body": bytes(part), "more_body": True})
 
     async def end(self, part: Buffer) -> None:
-        body = b"" if self._is_head else bytes(part)
-        await self._send_in_time({"type": "http.response.body", "body": body, "more_body": False})
+        await self._send_in_time(self._last_message(part))
 
-    async def _send_in_time(self, message: dict[str, Any]) -> None:
+    async def _send_in_time(self, *messages: dict[str, Any]) -> None:
         if self.is_disconnected:
             raise ClientDisconnected
         try:
             async with asyncio.timeout(self._limits.write_timeout_s):
-                await self._send(message)
+                for message in messages:
+                    await self._send(message)
         except TimeoutError:
             log.warning("a client did not read its response for %g s", self._limits.write_timeout_s)
             self.abort()
@@ -163,6 +171,7 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
         application = application.authorize(match, scope["method"], writer.headers, client).application
         if match.endpoint is not None:
             await writer.read(body)
+        at_once = body.size <= LARGE_MESSAGE and application.is_plain(match, writer.headers)
         query = scope.get("query_string", b"").decode("latin-1")
         request = HttpRequest(
             scope["method"],
@@ -174,12 +183,45 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
             writer.context,
             application.caller,
         )
-        # In a task of its own, because the engine cancels the tasks of calls when it closes.
-        await _until_disconnect(application.answer(match, request, writer), writer)
+        response: Any = None
+        if at_once:
+            response = await _begin(partial(application.begin, match, request, writer), writer.context)
+        if type(response) is HttpResponse:
+            await writer.send(response)
+        else:
+            # In a task of its own, because the engine cancels the tasks of calls when it closes.
+            await _until_disconnect(response or application.answer(match, request, writer), writer)
     except (DragomanError, HttpError) as error:
         protocol, path = match.protocol if match else None, unquote(relative_path(scope))
         summary = RequestSummary(scope["method"], path, writer.headers, protocol, writer.context)
         await writer.send(application.reject(error, summary))
+
+
+async def _begin(begin: Callable[[], Any], context: Context) -> Any:
+    """Return the result of `Application.begin`, called outside of the task of this request, which is the ASGI server's.
+
+    The engine cancels the task in which a call was begun, and a call that is begun in none gets one of its own.
+    """
+    loop = asyncio.get_running_loop()
+    begun: asyncio.Future[Any] = loop.create_future()
+
+    def call() -> None:
+        if begun.cancelled():
+            return
+        try:
+            response = begin()
+        except BaseException as error:
+            begun.set_exception(error)
+        else:
+            begun.set_result(response)
+
+    loop.call_soon(call, context=variables_of(context))
+    try:
+        return await begun
+    except asyncio.CancelledError:
+        if not begun.cancelled() and asyncio.iscoroutine(response := begun.result()):
+            response.close()
+        raise
 
 
 async def _until_disconnect(answering: Coroutine[Any, Any, None], writer: AsgiRequest) -> None:
