@@ -24,11 +24,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Start many processes, compute much, or wait for timeouts.
 SLOW = (
     "tests/e2e/",
-    "tests/generation/",
+    "tests/features/text/generation/",
     "tests/docs/test_docs_run.py",
-    "tests/simulators/test_umbridge_client.py",
-    "tests/simulators/test_umbridge_readiness.py",
-    "tests/simulators/test_umbridge_start.py",
+    "tests/features/simulators/test_umbridge_client.py",
+    "tests/features/simulators/test_umbridge_readiness.py",
+    "tests/features/simulators/test_umbridge_start.py",
     "tests/test_attack_suite.py",
     "tests/test_benchmarks.py",
     "tests/test_performance.py",

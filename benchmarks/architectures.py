@@ -26,7 +26,7 @@ from benchmarks.processes import ROOT
 from dragoman.core.calls import Generate
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Sampling
-from dragoman.runtimes.llm.model import LanguageModel
+from dragoman_text.runtimes.llm.model import LanguageModel
 
 PAGE = ROOT / "docs" / "text-engine.md"
 _MARKED = re.compile(r"(<!-- from results: architectures -->\n).*?(<!-- end -->)", re.S)

@@ -34,7 +34,7 @@ def compare_schedulers(folder: Path, umbridge_folder: Path, *, quick: bool) -> l
     sys.path.insert(0, str(helpers))
     import pytest
 
-    from cluster.local_clusters import local_slurm
+    from features.cluster.local_clusters import local_slurm
 
     try:
         with local_slurm(folder / "slurm") as configuration:

@@ -37,7 +37,7 @@ def ours(folder: str, dtype: str, quantization: str = "none") -> Generate:
     from dragoman.core.calls import Generate
     from dragoman.core.spec import ModelSpec
     from dragoman.core.text import Sampling
-    from dragoman.runtimes.llm.model import LanguageModel
+    from dragoman_text.runtimes.llm.model import LanguageModel
 
     parameters = {"dtype": dtype, "quantization": quantization, **json.loads(os.environ.get("LLM_PARAMETERS", "{}"))}
     model = LanguageModel(ModelSpec(name="m", uri=folder, parameters=parameters))

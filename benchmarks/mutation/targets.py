@@ -59,7 +59,7 @@ TARGETS = (
             "tests/core",
             "tests/codecs/test_type_aliases.py",
             "tests/engine",
-            "tests/simulators/graphs/test_daemon_threads.py",
+            "tests/features/simulators/graphs/test_daemon_threads.py",
             "tests/workers/test_workers_frames.py",
             "tests/workers/test_workers_shared_buffers.py",
         ),
@@ -67,7 +67,7 @@ TARGETS = (
     Target(
         "graphs",
         ("dragoman_simulators/graphs/*.py",),
-        tuple(f"tests/simulators/graphs/test_graph_{part}.py" for part in _GRAPH_TESTS),
+        tuple(f"tests/features/simulators/graphs/test_graph_{part}.py" for part in _GRAPH_TESTS),
     ),
     Target(
         "formats",
@@ -81,14 +81,14 @@ TARGETS = (
             "tests/grpc/test_grpc_messages.py",
             "tests/grpc/test_grpc_reply.py",
             "tests/grpc/test_grpc_infer.py",
-            "tests/simulators/test_umbridge_json.py",
-            "tests/simulators/test_umbridge_messages.py",
-            "tests/simulators/test_umbridge_wire.py",
+            "tests/features/simulators/test_umbridge_json.py",
+            "tests/features/simulators/test_umbridge_messages.py",
+            "tests/features/simulators/test_umbridge_wire.py",
         ),
     ),
     Target(
         "derivatives",
         ("dragoman_simulators/derivatives/*.py",),
-        tuple(f"tests/simulators/derivatives/test_{part}.py" for part in _DERIVATIVE_TESTS),
+        tuple(f"tests/features/simulators/derivatives/test_{part}.py" for part in _DERIVATIVE_TESTS),
     ),
 )

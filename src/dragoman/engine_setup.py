@@ -12,7 +12,7 @@ from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.vectors import find_vector_function
 from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.folder_watch import check_watch
-from dragoman.engine.model_files import RESPONSE_DIALECTS, server_tables
+from dragoman.engine.model_files import response_dialect, server_tables
 from dragoman.engine.on_demand import load_limits
 from dragoman.engine.repository import DiskRepository
 from dragoman.engine.saved_weights import SavedWeights
@@ -61,7 +61,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
             default_model=settings.default_model,
             load_at_start=settings.load_at_start and bool(sources),
             loads_new_models=settings.load_at_start,
-            dialect=RESPONSE_DIALECTS[settings.responses_as],
+            dialect=response_dialect(settings.responses_as),
         ),
         sources,
         watch_quiet_s=settings.watch_quiet_s if settings.watch else None,

@@ -20,7 +20,7 @@ from dragoman.core.errors import Forbidden, RateLimited, Unauthorized
 from dragoman.formats import oip_messages as m
 from e2e.server_process import ServerProcess, running_server
 from rest.rest_server import serving
-from text.text_server import ReverseModel, serve
+from text_server import ReverseModel, serve
 
 INFER = "/v2/models/Doubler/infer"
 

@@ -31,8 +31,8 @@ from dragoman.transports import async_results
 from loaded_models import recorded_models
 from rest.rest_server import RestServer, serving
 from stateful_models import Total
-from text.text_server import ReverseModel, serve
 from text_models import make_model
+from text_server import ReverseModel, serve
 
 # --- sequences ---------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from dragoman.cli import main
 from dragoman.cli.input_values import parse_inputs
 from dragoman.core.calls import ReadStatistics, Request
 from dragoman.core.signature import Signature
-from text.text_server import ReverseModel
+from text_server import ReverseModel
 
 KEY = "a-key-of-twenty-characters"
 

@@ -14,10 +14,10 @@ import dragoman
 from dragoman import hooks
 from dragoman.cli import main
 from rest.rest_server import DEFAULTS
-from text.text_server import ReverseModel
+from text_server import ReverseModel
 
 COMMANDS = (
-    "serve", "init", "models", "infer", "chat", "status", "doctor", "keys", "completion",
+    "serve", "init", "models", "infer", "status", "doctor", "keys", "completion",
     *sorted(name.replace("-", " ") for name in hooks.own_entries("commands")),
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from dragoman import Infer, Server, TensorSpec
 from dragoman.cli.first_requests import first_requests
 from dragoman.cli.startup import startup_table
 from e2e.server_process import MODELS, free_ports
-from text.text_server import ReverseModel
+from text_server import ReverseModel
 
 TROUBLE = MODELS / "trouble.py"
 

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from dragoman.codecs.annotations import Shape
 from dragoman.codecs.codec import CODECS, InputCodec
 from dragoman.codecs.typed import TypedFunction
-from dragoman.compat.mlserver.codecs.decorator import decode_args
-from dragoman.compat.mlserver.types import InferenceRequest
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BYTES, FP32, FP64, INT64
 from dragoman.core.errors import ModelFailed
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.core.type_aliases import without_aliases
+from dragoman_mlserver.mlserver.codecs.decorator import decode_args
+from dragoman_mlserver.mlserver.types import InferenceRequest
 from dragoman_simulators.derivatives.vector_callable import annotated_inputs, inspect_function
 
 S, T, U = TypeVar("S", bound=np.generic), TypeVar("T"), TypeVar("U")

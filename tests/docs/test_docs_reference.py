@@ -97,12 +97,14 @@ def test_the_picture_of_the_layers_names_packages_that_exist() -> None:
     words = re.findall(r">([\w .·]+)<", picture)
     protocols, runtimes, libraries = (
         [name for line in words if line.startswith(first) for name in line.split(" · ")]
-        for first in ("open_inference", "python", ("generation", "derivatives", "codecs"))
+        for first in ("open_inference", "python", "codecs")
     )
     paths = [*titles, *(f"protocols/{name}" for name in protocols), *libraries]
     missing = [name for name in paths if not ((source / name).is_dir() or (source / f"{name}.py").exists())]
-    assert missing == ["clients", "libraries"]
-    assert {"python", "onnx", "llm"} <= {*runtimes} <= {path.stem for path in (source / "runtimes").iterdir()} | {"..."}
+    assert sorted(missing) == ["clients", "features", "libraries"]
+    features = {path.name for path in source.parent.glob("dragoman_*") if (path / "__init__.py").exists()}
+    assert {word for word in words if word.startswith("dragoman_")} == features
+    assert {"python", "onnx"} <= {*runtimes} <= {path.stem for path in (source / "runtimes").iterdir()} | {"..."}
 
 
 def test_extras_are_installed_from_the_repository() -> None:

@@ -22,7 +22,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dragoman
 from access.access_models import KeyFile, bearer
-from compat.triton.repository import ADD_SUB, write_add_sub
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.schedule import ScheduleOptions
 from dragoman.core.spec import ModelSpec
@@ -34,6 +33,7 @@ from dragoman.processes.model_copies import CopiedModels
 from dragoman.system.process import has_open_device
 from dragoman.system.threads import cores
 from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, started_server, wait_until
+from features.triton.repository import ADD_SUB, write_add_sub
 
 pytestmark = pytest.mark.skipif(cores() < 2, reason="one process per core")
 

@@ -30,14 +30,11 @@ LAYERS = (
     "engine",
     "workers",
     "runtimes",
-    "compat",
-    "generation",
     "pipelines",
     "protocols",
     "client",
     "codecs",
     "formats",
-    "native",
     "settings",
     "settings_arguments",
     "plugins",
@@ -48,8 +45,8 @@ LAYERS = (
 )
 # Modules that the families of a package share; apart from these, a family imports nothing from another one.
 SHARED = {
-    "runtimes": {"files", "module_alias", "recognise", "tables", "text_model", "unserved"},
-    "protocols": {"wire", "custom_handlers", "json_arrays", "text_common", "web_files"},
+    "runtimes": {"files", "recognise", "tables", "pretrained", "unserved"},
+    "protocols": {"wire", "custom_handlers", "json_arrays", "parameters", "schema_keywords", "web_files"},
 }
 
 

@@ -141,7 +141,7 @@ def outside_bases(own: OwnClass, classes: dict[str, OwnClass]) -> set[str]:
     for base in own.bases:
         if base in classes:
             found |= outside_bases(classes[base], classes)
-        elif not base.startswith("dragoman.") and base.rpartition(".")[2] not in FORMS:
+        elif not base.startswith("dragoman") and base.rpartition(".")[2] not in FORMS:
             found.add(base)
     return found
 

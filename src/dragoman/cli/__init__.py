@@ -23,7 +23,6 @@ _COMMANDS = {
     "init": Command("create a project with a model, a test and a Containerfile", "dragoman.cli.init"),
     "models": Command("list the models of a running server", "dragoman.cli.models"),
     "infer": Command("send an inference request", "dragoman.cli.infer"),
-    "chat": Command("chat with a language model", "dragoman.cli.chat"),
     "status": Command("show the models and workers of a running server", "dragoman.cli.status"),
     "doctor": Command("report what will differ for a folder of MLServer or LMI", "dragoman.cli.doctor"),
     "keys": Command("create, list and delete API keys", "dragoman.cli.keys"),

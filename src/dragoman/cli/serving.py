@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 from dragoman.cli.startup import has_failed, progress, startup_line, startup_table
-from dragoman.compat.files import environment_paths
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import forget_secrets, suggestion
+from dragoman.engine.model_files import environment_paths
 from dragoman.engine_setup import sagemaker_paths, settings_for
 from dragoman.server import Server, logger_levels, run
 from dragoman.settings import Settings, from_environment, parse_settings

@@ -1,18 +1,16 @@
-"""Settings in files next to models: config.pbtxt, model-settings.json, serving.properties, and dragoman.toml."""
+"""Settings in files next to models: `dragoman.toml`, and those of other servers that features read."""
 
-import json
-import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from dragoman.compat import files, serving
-from dragoman.compat.triton.backends import is_model_folder
+from dragoman import hooks
 from dragoman.core.datatypes import datatype
 from dragoman.core.dialect import OWN, Dialect
 from dragoman.core.errors import InvalidInput
+from dragoman.core.model_files import ModelFiles
 from dragoman.core.options import Option, options, suggestion
 from dragoman.core.schedule import QueuePolicy, ScheduleOptions
 from dragoman.core.sequences import SequenceOptions
@@ -34,40 +32,57 @@ class _ModelTable(ModelSpec):
     ] = field(default_factory=dict)
 
 
-# The dialects of the setting `responses_as`.
-RESPONSE_DIALECTS: Mapping[str, Dialect] = {"": OWN, "mlserver": files.DIALECT}
 MODEL_SETTINGS: Mapping[str, Option] = options(_ModelTable)
 _REPLICAS = options(LaunchOptions)["replicas"]
 _TABLES = ("server", "model", "models")
 
 
+def _kinds() -> Iterable[ModelFiles]:
+    return hooks.all_of("model_files").values()
+
+
+def response_dialect(name: str) -> Dialect:
+    """Return the dialect of the setting `responses_as`: ours for "", else that of the model files of that name."""
+    if not name:
+        return OWN
+    kinds: Mapping[str, ModelFiles] = hooks.all_of("model_files")
+    dialects = {each: kind.dialect for each, kind in kinds.items() if kind.dialect is not None}
+    if name not in dialects:
+        raise InvalidInput(f"setting 'responses_as': expected one of {', '.join(dialects) or 'none'}, got '{name}'")
+    return dialects[name]
+
+
 def model_settings(folder: Path) -> dict[str, Any] | None:
     """Return the settings in the files of a model's folder, None if there are none. Raises InvalidInput."""
     settings: dict[str, Any] = {}
-    path = folder / "model-settings.json"
-    if path.is_file():
-        table: dict[str, Any] = files.model_table(_read_json(path), path)
-        settings |= {**_parse_table(table, path), "dialect": files.DIALECT}
-    if folder.is_dir() and is_model_folder(folder):
-        from dragoman.compat.triton.config import model_table  # imports protobuf
-
-        settings |= _parse_table(model_table(folder), folder / "config.pbtxt")
-    lmi = serving.model_table(folder)
-    if lmi is not None:
-        settings |= _parse_table(lmi, folder / "serving.properties")
+    for kind in _kinds():
+        table = kind.model_table(folder)
+        if table is not None:
+            own = {} if kind.dialect is None else {"dialect": kind.dialect}
+            settings |= {**_parse_table(table, folder / kind.file), **own}
     toml = _read_toml(folder)
     if "model" in toml:
         settings |= _parse_table(toml["model"], folder / "dragoman.toml")
     return settings or None
 
 
+def has_models_below(folder: Path) -> bool:
+    """Return whether folders below that of a model may hold further models, because of its settings file."""
+    return any(kind.is_nested and (folder / kind.file).is_file() for kind in _kinds())
+
+
 def environment_settings(folder: Path) -> dict[str, Any] | None:
-    """Return the settings of the one model of a folder in environment variables of MLServer or LMI, None if none."""
-    for environment_table, dialect in ((files.environment_table, files.DIALECT), (serving.environment_table, None)):
-        table = environment_table(folder)
+    """Return the settings of the one model of a folder in environment variables of another server, None if none."""
+    for kind in _kinds():
+        table = kind.environment_table(folder)
         if table is not None:
-            return {**_parse_table(table, folder), "dialect": dialect}
+            return {**_parse_table(table, folder), "dialect": kind.dialect}
     return None
+
+
+def environment_paths(environment: Mapping[str, str]) -> list[str]:
+    """Return the paths to serve that environment variables of another server name, none without them."""
+    return next((paths for kind in _kinds() if (paths := kind.environment_paths(environment))), [])
 
 
 def repository_settings(folder: Path) -> dict[str, dict[str, Any]]:
@@ -76,15 +91,9 @@ def repository_settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def server_tables(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the server's settings with their origin; later tables take precedence.
-
-    They come from `settings.json`, LMI's environment variables, and `[server]` in `dragoman.toml`.
-    """
-    path = folder / "settings.json"
-    mlserver = files.server_table(_read_json(path) if path.is_file() else None, folder)
-    lmi = serving.server_table(os.environ)
+    """Return the server's settings with their origin; later tables take precedence, `dragoman.toml` is the last."""
     own = _read_toml(folder).get("server", {})
-    return [(str(path), mlserver), ("environment", lmi), (f"{folder / 'dragoman.toml'}: [server]", own)]
+    return [*(kind.server_table(folder) for kind in _kinds()), (f"{folder / 'dragoman.toml'}: [server]", own)]
 
 
 def _parse_table(table: Any, path: Path) -> dict[str, Any]:
@@ -236,16 +245,6 @@ def _parse_tensor(value: Any, origin: str) -> TensorSpec:
     if not is_valid or not isinstance(content_type, str):
         raise InvalidInput(f"{origin}: expected a name and a shape of integers from -1, got {value!r}")
     return TensorSpec(name, tensor_datatype, shape, content_type=content_type)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} cannot be read: {error}") from error
-    if not isinstance(settings, dict):
-        raise InvalidInput(f"{path}: expected a JSON object, got {settings!r}")
-    return settings
 
 
 def _read_toml(folder: Path) -> dict[str, Any]:

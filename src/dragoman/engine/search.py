@@ -126,10 +126,10 @@ class Search:
         above = above or frozenset({folder.resolve()})
         settings = model_files.model_settings(folder)
         folders = [p for p in _entries(folder) if p.is_dir()]
-        versions = {p.name: p for p in folders if p.name.isdecimal() and not _has_mlserver_settings(p)}
+        versions = {p.name: p for p in folders if p.name.isdecimal() and not model_files.has_models_below(p)}
         if settings is not None or versions or recognise(folder) is not None:
             yield from self._model_folder(folder, settings or {}, versions)
-            if _has_mlserver_settings(folder):  # MLServer: every model-settings.json below is a model too
+            if model_files.has_models_below(folder):
                 yield from (source for p in folders for source in self._search_settings(p))
             return
         if reason := reason_of(folder):
@@ -215,7 +215,7 @@ class Search:
             self._skip(folder, _NO_MODEL)
 
     def _search_settings(self, folder: Path) -> Iterator[FoundModel]:
-        if _has_mlserver_settings(folder):
+        if model_files.has_models_below(folder):
             yield from self._search_folder(folder)
         else:
             yield from (source for p in _entries(folder) if p.is_dir() for source in self._search_settings(p))
@@ -224,10 +224,6 @@ class Search:
 def _is_python(folder: Path, settings: Mapping[str, Any]) -> bool:
     """Return whether the model of a folder is its `model.py`, for the runtime of Python files."""
     return settings.get("runtime", "python") == "python" and recognise(folder) == "python"
-
-
-def _has_mlserver_settings(folder: Path) -> bool:
-    return (folder / "model-settings.json").is_file()
 
 
 def _entries(folder: Path) -> list[Path]:

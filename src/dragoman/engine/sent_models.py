@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from dragoman.compat.triton.backends import CONFIG_FILE
+from dragoman import plugins
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.repository import Repository, Source
 from dragoman.system.process import explain_temporary_folder
-
-_TRITON = "triton"  # the runtime of folders with a config.pbtxt
 
 
 class SentModels:
@@ -52,13 +50,14 @@ class SentModels:
         if not files:
             source = find()
             specs = source.specs()
-            if specs[0].runtime != _TRITON:
-                from dragoman.compat.triton.overrides import overridden_settings  # imports protobuf
+            replaced = plugins.runtime(specs[0].runtime).config_file
+            if not replaced:
+                from dragoman.engine.config_overrides import overridden_settings  # imports protobuf
 
                 settings = overridden_settings(name, config)
                 return Source(lambda: [replace(spec, **settings) for spec in specs], source.routing)
-            files = {CONFIG_FILE: config.encode()}
-            _link(Path(specs[0].parameters["source"]).parent, root / name)
+            files = {replaced: config.encode()}
+            _link(Path(specs[0].parameters["source"]).parent, root / name, replaced)
         try:
             for path, content in files.items():
                 file = root / name / path
@@ -99,9 +98,9 @@ def _new_folder() -> Path:
         raise ModelFailed(f"files of a model cannot be stored: {explain_temporary_folder(error)}") from error
 
 
-def _link(source: Path, folder: Path) -> None:
-    """Create a folder with links to all of another one but its configuration."""
+def _link(source: Path, folder: Path, replaced: str) -> None:
+    """Create a folder with links to all files of another one but the one that is replaced."""
     folder.mkdir()
     for entry in source.iterdir():
-        if entry.name != CONFIG_FILE:
+        if entry.name != replaced:
             (folder / entry.name).symlink_to(entry.resolve())

@@ -11,7 +11,7 @@ from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.formats.json_text import format_nested
-from dragoman.protocols.text_common.parameters import get_object
+from dragoman.protocols.parameters import get_object
 from dragoman.protocols.wire import Policy
 
 _TENSOR = {"name", "shape", "datatype"}

@@ -2,21 +2,18 @@
 
 import ast
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
 from dragoman import plugins
-from dragoman.compat.files import RUNTIME_PACKAGES
 from dragoman.core.errors import ModelFailed
 from dragoman.core.options import suggestion
 from dragoman.core.spec import ModelSpec
 
 # Operators that an error names.
 _MAX_OPERATORS = 5
-# Packages whose modules the package `compat` has.
-_REPLACED = ("mlserver", *RUNTIME_PACKAGES, "kserve", "kserve_storage")
 
 
 def model_path(spec: ModelSpec) -> Path:
@@ -80,9 +77,9 @@ def check_installed(package: str, where: str) -> None:
     raise ModelFailed(f"'{where}' needs '{package}', which is not installed; pip install {requirement}")
 
 
-def check_source(spec: ModelSpec) -> None:
+def check_source(spec: ModelSpec, provided: Collection[str] = ()) -> None:
     """Check the source of a Python model. Raises ModelFailed if the file is missing, cannot be compiled, lacks the
-    attribute, or imports a package that is not installed."""
+    attribute, or imports a package that is not installed, other than those that its runtime provides."""
     source, _, name = spec.uri.rpartition(":") if ".py:" in spec.uri else (spec.uri, "", "")
     path = Path(source) / "model.py" if Path(source).is_dir() else Path(source)
     if path.suffix != ".py":
@@ -96,7 +93,7 @@ def check_source(spec: ModelSpec) -> None:
         raise ModelFailed(f"cannot import '{spec.uri}': '{source}' has no '{name}'{suggestion(name, defined)}")
     for module in _imported_packages(tree):
         beside = PathFinder.find_spec(module, [str(path.resolve().parent)])  # compiled ones too
-        if beside is None and module not in _REPLACED:
+        if beside is None and module not in provided:
             check_installed(module, path.name)
 
 

@@ -36,7 +36,7 @@ from dragoman.protocols.json_arrays import (
     parse_tensor,
 )
 from dragoman.protocols.kserve_v1 import messages
-from dragoman.protocols.text_common.parameters import build_request, json_body
+from dragoman.protocols.parameters import build_request, json_body
 from dragoman.protocols.wire import (
     JSON_TYPE,
     EngineCall,

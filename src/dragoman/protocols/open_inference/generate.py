@@ -37,7 +37,7 @@ from dragoman.protocols.open_inference import messages, rest
 from dragoman.protocols.open_inference.extensions import check_parameters
 from dragoman.protocols.open_inference.generate_tensors import generate_response, infer_call, parse_generate_object
 from dragoman.protocols.open_inference.rest_request import path_model
-from dragoman.protocols.text_common.parameters import (
+from dragoman.protocols.parameters import (
     GRAMMAR,
     RESPONSE_FORMAT,
     Parameter,

@@ -1,7 +1,7 @@
 """The runtime of Hugging Face models by task."""
 
 from dragoman.core.runtime import Runtime, lazy_function
-from dragoman.runtimes.recognise import pretrained_runtime
+from dragoman.runtimes.pretrained import pretrained_runtime
 
 RUNTIME = Runtime(
     load=lazy_function("dragoman.runtimes.huggingface.model:HuggingFaceModel"),

@@ -19,7 +19,7 @@ from dragoman.pipelines.tasks import PipelineTask, options_of, task_by_name
 from dragoman.runtimes.files import check_pickle
 from dragoman.runtimes.huggingface import RUNTIME
 from dragoman.runtimes.huggingface.sentence_transformers import EncoderFiles, apply_parameters, read_encoder_files
-from dragoman.runtimes.recognise import is_sentence_transformers
+from dragoman.runtimes.pretrained import is_sentence_transformers
 from dragoman.system.transformers_loads import transformers_lock
 
 _MAX_SCORED_LABELS = 2  # of cross-encoders: a score, or no and yes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import ModelFailed
-from dragoman.runtimes.recognise import MODULES_FILE, POOLING_FILE
+from dragoman.runtimes.pretrained import MODULES_FILE, POOLING_FILE
 
 log = logging.getLogger("dragoman.runtimes")
 

@@ -1,1 +1,0 @@
-"""Compatibility with MLServer and LMI: read their configuration files, and run custom models of MLServer."""

@@ -1,0 +1,84 @@
+"""Messages of TGI's API, and the description of its routes for OpenAPI."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dragoman.core.text_limits import TGI_INPUTS
+from dragoman.protocols.parameters import body_schema
+from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operation
+from dragoman_text.apis.common.messages import MESSAGES, TokenIds
+from dragoman_text.apis.tgi.request import PARAMETERS
+
+
+class GeneratedText(msgspec.Struct):
+    """A completion; with `details`, its tokens, seed and reason of its end."""
+
+    generated_text: str
+    details: Mapping[str, Any] | None = None
+
+
+class VertexPredictions(msgspec.Struct):
+    """One prediction for each instance, as of Vertex AI."""
+
+    predictions: Sequence[Any]
+
+
+class TgiToken(msgspec.Struct):
+    """A token, and where its characters begin and end in the text."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class ChatTokens(msgspec.Struct):
+    tokenize_response: Sequence[TgiToken]
+    templated_text: str
+
+
+class TgiErrorMessage(msgspec.Struct):
+    error: str
+    error_type: str
+
+
+def errors(statuses: Sequence[int]) -> ErrorResponses:
+    """Return the description of errors with these statuses."""
+    return ErrorResponses(frozenset(statuses), {JSON: TgiErrorMessage})
+
+
+_TEXT = {"type": "string", "minLength": 1}
+_TEXTS = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": TGI_INPUTS}]}
+_CHAT = body_schema({}, messages=MESSAGES)
+
+
+def _body(**fields: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = {"anyOf": [body_schema(PARAMETERS), {"type": "null"}]}
+    schema = body_schema({}, **fields)
+    return {**schema, "properties": {**schema["properties"], "parameters": parameters}}
+
+
+_PROMPT = {JSON: _body(inputs=_TEXTS)}
+_PROMPT_OR_STREAM = _body(inputs=_TEXTS)
+_PROMPT_OR_STREAM["properties"]["stream"] = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
+_TOKENIZED = {"anyOf": [_body(inputs=_TEXT), body_schema({}, prompt={"type": "string"}), _CHAT]}
+_VERTEX = body_schema(
+    {}, instances={"type": "array", "minItems": 1, "items": {"anyOf": [body_schema({}, inputs=_TEXT), _CHAT]}}
+)
+
+GENERATE_OR_STREAM = Operation(
+    "Complete a prompt, as a stream if the body asks for it",
+    {200: {JSON: list[GeneratedText], EVENT_STREAM: None}},
+    {JSON: _PROMPT_OR_STREAM},
+)
+GENERATE = Operation("Complete a prompt", {200: {JSON: (GeneratedText, list[GeneratedText])}}, _PROMPT)
+GENERATE_STREAM = Operation("Complete a prompt as a stream", {200: {EVENT_STREAM: None}}, {JSON: _body(inputs=_TEXT)})
+VERTEX = Operation(
+    "Complete the instances of a request of Vertex AI", {200: {JSON: VertexPredictions}}, {JSON: _VERTEX}
+)
+TOKENIZE = Operation("Split a text into tokens", {200: {JSON: (list[TgiToken], TokenIds)}}, {JSON: _TOKENIZED})
+CHAT_TOKENIZE = Operation("Split a chat into tokens", {200: {JSON: ChatTokens}}, {JSON: _CHAT})
+INFO = Operation("Describe the text model", {200: {JSON: dict[str, Any]}})
+HEALTH = Operation("Check whether the model can answer", {200: {}})

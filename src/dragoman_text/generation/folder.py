@@ -1,0 +1,279 @@
+"""Check the folder of a text model before it is loaded; explain errors in one line."""
+
+import json
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dragoman.core.errors import ModelFailed
+from dragoman.runtimes.pretrained import load_object
+
+_WEIGHTS = "model.safetensors"
+_INDEX = f"{_WEIGHTS}.index.json"
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+# Weights in unsupported formats, and what to do about each.
+_CONVERT = "save it as safetensors, by save_pretrained of transformers on a machine where you trust it"
+_OTHER_FORMATS: Mapping[str, str] = {
+    "pytorch_model*.bin": f"PyTorch's pickles, which can run code when they are loaded; {_CONVERT}",
+    "consolidated*.pth": f"PyTorch's pickles, which can run code when they are loaded; {_CONVERT}",
+    "*.gguf": "GGUF; serve that file instead of the folder",
+    "tf_model*.h5": f"TensorFlow's; {_CONVERT}",
+    "flax_model*.msgpack": f"Flax's; {_CONVERT}",
+}
+_GIT_LFS = b"version https://git-lfs"
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+_MAX_HEADER_BYTES = 1 << 27  # safetensors limits headers to 100 MB
+
+
+def check(folder: Path) -> None:
+    """Raise ModelFailed for missing or truncated files, with a way to fix them. Weights are not read.
+
+    A GGUF file contains the configuration, the weights and the tokenizer.
+    """
+    if folder.is_file():
+        _check_gguf(folder)
+        return
+    if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
+        raise ModelFailed(
+            f"'{folder.name}' is a LoRA adapter, not a model; put it into the folder 'adapters' of its base model and "
+            "serve that"
+        )
+    _check_configuration(folder)
+    _check_weights(folder)
+    check_sizes(folder)
+    _check_tokenizer(folder)
+
+
+def explain_error(error: Exception, folder: Path) -> str:
+    """Return one line that explains why loading a folder or a GGUF file failed."""
+    if folder.is_file():
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return f"'{folder.name}' cannot be loaded as a text model: {first}"
+    config = load_object(folder / "config.json", "its configuration")
+    lines = str(error).strip().splitlines()
+    reason = f"{lines[0] if lines else type(error).__name__}"
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, dict):
+        method = quantization.get("quant_method", "unknown")
+        return (
+            f"'{folder.name}' has weights quantized by '{method}' (quantization_config in config.json), which cannot "
+            f"be run here: {reason}; serve the folder that it was made from"
+        )
+    if "auto_map" in config and "trust_remote_code" in str(error):
+        return (
+            f"'{folder.name}' needs code of its own (auto_map in config.json), and no code of a model is run; serve a "
+            "model that transformers knows by itself"
+        )
+    if "Unrecognized configuration class" in str(error):
+        return (
+            f"'{folder.name}' is of the model_type '{config.get('model_type')}', for which transformers has no "
+            "class that generates text"
+        )
+    if "does not recognize this architecture" in str(error):
+        return (
+            f"'{folder.name}' is of the model_type '{config.get('model_type')}', which the installed transformers does "
+            "not know; install a newer one, or correct config.json"
+        )
+    return f"'{folder.name}' cannot be loaded as a text model: {reason}"
+
+
+def _check_configuration(folder: Path) -> None:
+    config = load_object(folder / "config.json", "its configuration")
+    if not config.get("model_type"):
+        raise ModelFailed(
+            f"config.json in '{folder.name}' has no 'model_type', so it is not known what the model is; take the file "
+            "that save_pretrained wrote"
+        )
+
+
+# Sizes in config.json that are numbers of modules: each module has at least one tensor, except that the experts of a
+# layer may be parts of one tensor.
+_LAYERS = frozenset(
+    (
+        *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_decoder_layers", "num_encoder_layers"),
+        *("encoder_layers", "decoder_layers", "num_blocks", "n_blocks", "depth"),
+    )
+)
+_EXPERTS = frozenset(("num_experts", "num_local_experts", "n_routed_experts", "n_experts", "moe_num_experts"))
+
+
+def check_sizes(folder: Path) -> None:
+    """Raise ModelFailed if config.json has more layers or experts than the weights: building them would take memory
+    without end."""
+    tensors = [each for path in weight_files(folder) for each in _tensors(path).values()]
+    largest = max((size for each in tensors for size in each.get("shape", ())), default=0)
+    for name, count in _counts(load_object(folder / "config.json", "its configuration")):
+        limit = max(len(tensors), largest) if name in _EXPERTS else len(tensors)
+        if count > limit:
+            raise ModelFailed(
+                f"config.json in '{folder.name}' has {name} {count}, but the weights have {len(tensors)} tensors; copy "
+                "the folder again"
+            )
+
+
+def _counts(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the numbers of modules in a configuration and those inside it."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _counts(value)
+        elif isinstance(value, int) and name in _LAYERS | _EXPERTS:
+            yield name, value
+
+
+def _tensors(path: Path) -> Mapping[str, Any]:
+    """Return the descriptions of the tensors in a safetensors file."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: Mapping[str, Any] = json.loads(file.read(length))
+    return {name: each for name, each in header.items() if name != "__metadata__"}
+
+
+# --- weights -----------------------------------------------------------------------------------------------
+
+
+def _check_weights(folder: Path) -> None:
+    if (folder / _WEIGHTS).is_file():
+        _check_file(folder / _WEIGHTS)
+    elif (folder / _INDEX).is_file():
+        _check_shards(folder)
+    elif shards := sorted(folder.glob("model-*-of-*.safetensors")):
+        raise ModelFailed(f"'{folder.name}' has {shards[0].name} but no {_INDEX}; copy that file beside the weights")
+    else:
+        for pattern, format_ in _OTHER_FORMATS.items():
+            if weights := next(iter(sorted(folder.glob(pattern))), None):
+                raise ModelFailed(f"'{folder.name}' has no {_WEIGHTS}; the weights in {weights.name} are {format_}")
+        raise ModelFailed(f"no weights found in '{folder.name}'; copy {_WEIGHTS} beside config.json")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder, those of its index if there are several."""
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    named = load_object(folder / _INDEX, "its list of weights").get("weight_map")
+    return [folder / name for name in sorted({str(name) for name in named.values()})] if isinstance(named, dict) else []
+
+
+def _check_shards(folder: Path) -> None:
+    files = [path.name for path in weight_files(folder)]
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing or not files:
+        problem = f"lacks {missing[0]}, one of {len(missing)} missing files of" if missing else "names no files in"
+        raise ModelFailed(f"'{folder.name}' {problem} {_INDEX}; copy the folder again")
+    for name in files:
+        _check_file(folder / name)
+
+
+def _check_file(path: Path) -> None:
+    """Compare the size of a safetensors file with its header (https://github.com/huggingface/safetensors, Format)."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(len(_GIT_LFS))
+        if start == _GIT_LFS:
+            raise ModelFailed(
+                f"{path.name} in '{path.parent.name}' is a Git LFS pointer instead of weights; run `git lfs pull` there"
+            )
+        length = int.from_bytes(start[:8], "little")
+        file.seek(8)
+        header = file.read(length) if len(start) >= 8 and 2 <= length <= min(size, _MAX_HEADER_BYTES) else b""
+    try:
+        tensors: Mapping[str, Any] = json.loads(header)
+        ends = [each["data_offsets"][1] for name, each in tensors.items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        expected = -1
+    if size != expected:
+        problem = f"expected {expected} bytes, got {size}" if expected >= 0 else "its header cannot be read"
+        raise ModelFailed(f"{path.name} in '{path.parent.name}' is truncated: {problem}; copy it again")
+
+
+def _check_gguf(path: Path) -> None:
+    with path.open("rb") as file:
+        start = file.read(len(_GIT_LFS))
+        if start == _GIT_LFS:
+            raise ModelFailed(f"{path.name} is a Git LFS pointer instead of weights; run `git lfs pull` there")
+        if start[:4] != b"GGUF":
+            raise ModelFailed(
+                f"{path.name} is not a GGUF file: expected the bytes 'GGUF' at its start, got {start[:4]!r}"
+            )
+        if _SHARD.search(path.name):
+            raise ModelFailed(f"{path.name} is one of several files; join them with `llama-gguf-split --merge`")
+        file.seek(4)
+        try:
+            tensors, sizes = _gguf_header(file)
+        except (ValueError, struct.error, KeyError) as error:
+            raise ModelFailed(f"{path.name} is truncated: its header cannot be read; copy it again") from error
+    for name, count in sizes.items():
+        limit = tensors if name.endswith(".block_count") else _MAX_EXPERTS if name.endswith(".expert_count") else count
+        if count > limit:
+            raise ModelFailed(f"{path.name} has {name} {count}, but {tensors} tensors; copy it again")
+
+
+# Experts of one layer are parts of one tensor.
+_MAX_EXPERTS = 4096
+# Sizes and formats of numbers in a GGUF file by their type, for `struct`.
+_GGUF_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_GGUF_STRING, _GGUF_ARRAY = 8, 9
+
+
+def _gguf_header(file: BinaryIO) -> tuple[int, dict[str, int]]:
+    """Return the number of tensors of a GGUF file and the integers among its metadata
+    (https://github.com/ggml-org/ggml, docs/gguf.md). Raises ValueError or struct.error if it is truncated."""
+
+    def number(form: str) -> Any:
+        return struct.unpack(f"<{form}", file.read(struct.calcsize(form)))[0]
+
+    def skip(count: int) -> None:
+        if count > size - file.tell():
+            raise ValueError("a length is beyond the end of the file")
+        file.seek(count, 1)
+
+    def value(kind: int) -> Any:
+        if kind == _GGUF_STRING:
+            return skip(number("Q"))
+        if kind != _GGUF_ARRAY:
+            return number(_GGUF_NUMBERS[kind])
+        element, count = number("I"), number("Q")
+        if element in _GGUF_NUMBERS:
+            return skip(count * struct.calcsize(_GGUF_NUMBERS[element]))
+        for _ in range(count):
+            value(element)
+        return None
+
+    size = os.fstat(file.fileno()).st_size
+    number("I")  # version
+    tensors, count = number("Q"), number("Q")
+    integers: dict[str, int] = {}
+    for _ in range(count):
+        length = number("Q")
+        if length > size:
+            raise ValueError("a length is beyond the end of the file")
+        name, found = file.read(length).decode(errors="replace"), value(number("I"))
+        if isinstance(found, int):
+            integers[name] = found
+    return tensors, integers
+
+
+# --- tokenizer ---------------------------------------------------------------------------------------------
+
+
+def _check_tokenizer(folder: Path) -> None:
+    files = [name for name in _TOKENIZERS if (folder / name).is_file()]
+    if not files:
+        raise ModelFailed(
+            f"no tokenizer found in '{folder.name}'; copy tokenizer.json, or tokenizer.model, and "
+            "tokenizer_config.json beside config.json"
+        )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            load_object(folder / name, "its tokenizer")

@@ -1,0 +1,264 @@
+"""Fused forward pass for Llama and similar models: fewer operations, weights packed for the CPU's matrix kernels."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.functional import layer_norm, linear, rms_norm, silu
+
+from dragoman_text.generation.attention import AttentionForm, AttentionFunction
+
+# Number of rows for which the layout of the weights is optimized; it works for any.
+_ROWS = 32
+# Fewer rows are repeated: they would use other kernels, which are slower and round differently.
+MIN_ROWS = 4
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class PackedLinear(nn.Module):
+    """Linear layer with its weight in the layout of oneDNN's kernels, the only copy of it.
+
+    in_features, out_features: those of the layer that it replaces.
+    """
+
+    min_rows = MIN_ROWS
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
+        self.bias = None if bias is None else bias.detach()
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Compute the layer; the result of a row is bitwise independent of the other rows."""
+        count = rows.numel() // self.in_features
+        if not 0 < count < MIN_ROWS:
+            return self.product(rows)
+        output = self.product(rows.reshape(count, -1).repeat(-(-MIN_ROWS // count), 1))
+        return output[:count].view(*rows.shape[:-1], -1)
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Compute the layer for at least `MIN_ROWS` rows."""
+        output: torch.Tensor = self._multiply(rows, self.packed, self.bias, "none", [], "")
+        return output
+
+    def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        """Return `product` plus `added` in one operation."""
+        output: torch.Tensor = self._multiply_add(rows, added, self.packed, self.bias, "add")
+        return output
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether this machine has kernels for packed weights of this dtype."""
+    if device.type != "cpu" or dtype not in _DTYPES or not torch._C._has_mkldnn:
+        return False
+    try:
+        PackedLinear(torch.zeros(8, 8, dtype=dtype), None)(torch.zeros(1, 8, dtype=dtype))
+    except (AttributeError, RuntimeError):  # an operator of this version of PyTorch, or an instruction, is missing
+        return False
+    return True
+
+
+def pack(module: nn.Module) -> None:
+    """Replace all linear layers, including transposed ones of GPT-2, by packed ones."""
+    for name, child in module.named_children():
+        packed = _pack_layer(child)
+        if packed is None:
+            pack(child)
+        else:
+            setattr(module, name, packed)
+
+
+def _pack_layer(child: Any) -> PackedLinear | None:
+    if type(child) is nn.Linear:
+        return PackedLinear(child.weight, child.bias)
+    if type(child).__name__ == "Conv1D" and hasattr(child, "nf"):
+        return PackedLinear(child.weight.t(), child.bias)
+    return None
+
+
+# Supported architectures. Each model is compared with its own code in transformers before the fused pass is used.
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+# Rotary embeddings (names of transformers) that depend only on the position, not on the length of the sequence.
+_FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
+
+
+class LinearLayer(Protocol):
+    """A linear layer. `product` and `plus` require at least `min_rows` rows."""
+
+    in_features: int
+    out_features: int
+    min_rows: int
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor: ...
+    def product(self, rows: torch.Tensor) -> torch.Tensor: ...
+    def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """Weights of a layer; `input_norm` and `mlp_norm` contain their weights twice, for `_norm`."""
+
+    input_norm: torch.Tensor
+    qkv: LinearLayer
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    out: LinearLayer
+    mlp_norm: torch.Tensor
+    gate_up: LinearLayer
+    down: LinearLayer
+    form: AttentionForm
+
+
+class FusedModel:
+    """Forward pass with one product for queries, keys and values, and one for both halves of the MLP.
+
+    model: as loaded by transformers. forms: parameters of attention by layer. linear: makes one layer of several with
+    the same input.
+    """
+
+    def __init__(self, model: Any, forms: Mapping[int, AttentionForm], linear: Callable[..., LinearLayer]) -> None:
+        self._linear = linear
+        self._eps = float(model.config.rms_norm_eps)
+        embed = model.model.embed_tokens.weight.detach()
+        self.embed = embed.clone() if embed.device.type == "cpu" else embed  # a copy, not the memory-mapped file
+        self._rotary_embedding, self.norm = model.model.rotary_emb, _repeat_weight(model.model.norm)
+        attention = model.model.layers[0].self_attn
+        self.head_size = int(attention.head_dim)
+        self.kv_heads = attention.k_proj.out_features // self.head_size
+        self.query_heads = attention.q_proj.out_features // self.head_size
+        self.layers = [self._layer(layer, forms[i]) for i, layer in enumerate(model.model.layers)]
+        self.head = linear(model.lm_head)
+        self._min_rows = self.head.min_rows
+
+    def __call__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor | int, step: AttentionFunction
+    ) -> torch.Tensor:
+        """Return logits [rows, vocabulary] of the rows in `outputs`, or of all rows if it is 0."""
+        count = len(tokens)
+        # If there are too few rows, they are repeated once here, not in each product.
+        repeated = torch.arange(self._min_rows) % count if count < self._min_rows else None
+        if repeated is not None:
+            tokens, positions = tokens[repeated], positions[repeated]
+        states = self.embed[tokens]
+        cosine, sine = self._rotary(states, positions)
+        for number, layer in enumerate(self.layers):
+            qkv = layer.qkv.product(self._norm(states, layer.input_norm))
+            attended = self._attend(layer, number, qkv, cosine, sine, step, count)
+            states = layer.out.plus(attended if repeated is None else attended[repeated], states)
+            gate, up = layer.gate_up.product(self._norm(states, layer.mlp_norm)).chunk(2, -1)
+            states = layer.down.plus(silu(gate) * up, states)
+        states = states[outputs] if isinstance(outputs, torch.Tensor) else states[:count]
+        return self.head.forward(self._norm(states, self.norm))
+
+    def rotary_table(self, start: int, stop: int) -> torch.Tensor:
+        """Return cosines and signed sines of positions, [positions, 2, size], FP32."""
+        positions = torch.arange(start, stop, device=self.embed.device)
+        return torch.stack(self._rotary(torch.zeros(len(positions), 1), positions), 1).flatten(2)
+
+    def _norm(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Root mean square norm (Zhang and Sennrich 2019), with the weight repeated twice.
+
+        It equals the layer norm of [states, -states], whose mean is 0, for which PyTorch has one kernel.
+        """
+        size = states.shape[-1]
+        return layer_norm(torch.cat((states, -states), -1), weight.shape, weight, None, self._eps)[:, :size]
+
+    def _rotary(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines [rows, 1, size], the first half of the sines negated.
+
+        x is rotated by x * cosine + roll(x) * sine (Su et al. 2021).
+        """
+        cosine, sine = self._rotary_embedding(states[None], positions[None])
+        half = self.head_size // 2
+        signed = torch.cat((-sine[..., :half], sine[..., half:]), -1)
+        return cosine[0][:, None], signed[0][:, None]
+
+    def _attend(
+        self,
+        layer: FusedLayer,
+        number: int,
+        qkv: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        step: AttentionFunction,
+        count: int,
+    ) -> torch.Tensor:
+        """Return the attention output of the first `count` rows."""
+        qkv = qkv.view(len(qkv), -1, self.head_size)
+        rotating, value = qkv[:, : self.query_heads + self.kv_heads], qkv[:count, self.query_heads + self.kv_heads :]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = rotating[:, : self.query_heads], rotating[:, self.query_heads :]
+            query = rms_norm(query, query.shape[-1:], layer.query_norm, self._eps)
+            rotating = torch.cat((query, rms_norm(key, key.shape[-1:], layer.key_norm, self._eps)), 1)
+        rotated = torch.addcmul(rotating * cosine, rotating.roll(self.head_size // 2, -1), sine)
+        query, key = rotated[:count, : self.query_heads], rotated[:count, self.query_heads :]
+        return step(number, layer.form, query, key, value).reshape(count, -1)
+
+    def _layer(self, layer: Any, form: AttentionForm) -> FusedLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        return FusedLayer(
+            _repeat_weight(layer.input_layernorm),
+            self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
+            getattr(getattr(attention, "q_norm", None), "weight", None),
+            getattr(getattr(attention, "k_norm", None), "weight", None),
+            self._linear(attention.o_proj),
+            _repeat_weight(layer.post_attention_layernorm),
+            self._linear(mlp.gate_proj, mlp.up_proj),
+            self._linear(mlp.down_proj),
+            form,
+        )
+
+
+def is_supported(model: Any) -> bool:
+    return model.config.model_type in ARCHITECTURES and getattr(model.config, "hidden_act", "") == "silu"
+
+
+def has_fixed_rotary(model: Any) -> bool:
+    """Return whether the rotary embedding depends only on the position, not on the length of the sequence."""
+    return getattr(model.model.rotary_emb, "rope_type", "") in _FIXED_ROTARY
+
+
+def concatenate(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return weight and bias of several layers with the same input as one layer."""
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    if all(layer.bias is None for layer in layers):
+        return weight, None
+    return weight, torch.cat(
+        [weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach() for layer in layers]
+    )
+
+
+def pack_layers(*layers: nn.Linear) -> LinearLayer:
+    return PackedLinear(*concatenate(layers))
+
+
+class UnpackedLinear:
+    """Several linear layers with the same input as one, in PyTorch's layout."""
+
+    min_rows = 1
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        self._weight, self._bias = (layers[0].weight, layers[0].bias) if len(layers) == 1 else concatenate(layers)
+        self.out_features, self.in_features = self._weight.shape
+        begin = 0
+        for layer in layers:  # the layers become views, so that weights exist only once
+            stop = begin + len(layer.weight)
+            layer.weight.data = self._weight[begin:stop]
+            begin = stop
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return linear(rows, self._weight, self._bias)
+
+    product = forward
+
+    def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        return added + self.product(rows)
+
+
+def _repeat_weight(norm: Any) -> torch.Tensor:
+    return torch.cat((norm.weight.detach(), norm.weight.detach()))

@@ -1,0 +1,187 @@
+"""Load the weights of a folder with transformers, as an object that runs with the model's own code."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+)
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from dragoman.core.errors import ModelFailed
+from dragoman.runtimes.pretrained import takes_images
+from dragoman.system.load_steps import report_step
+from dragoman_text.generation import quantized_files
+
+log = logging.getLogger("dragoman.generation")
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# Maximum difference of logits by rounding, relative to the largest logit.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+# Names of the context length in configurations.
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+# Context of a model without a limit of its own, such as one with a recurrent state.
+_DEFAULT_CONTEXT = 2048
+
+
+class UnsupportedArchitecture(Exception):
+    """Our attention cannot run the model; its own code can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A model of transformers in memory.
+
+    config: that of the decoder. has_vision: prompts may have images.
+    forced_bos: first token of every completion of an encoder-decoder model.
+    parameters: their number. file_format, file_quantization: of the weights in the files, "" if unknown.
+    """
+
+    model: Any
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+    has_vision: bool = False
+    forced_bos: int | None = None
+    parameters: int = 0
+    file_format: str = ""
+    file_quantization: str = ""
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return bool(self.model.config.is_encoder_decoder)
+
+    @property
+    def context(self) -> int | None:
+        """Context length of the model, None if it has no limit."""
+        lengths = (getattr(self.config, name, None) for name in _LENGTHS)
+        return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+
+    @property
+    def default_context(self) -> int:
+        return self.context or _DEFAULT_CONTEXT
+
+
+def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
+    """Load the weights of a folder or a GGUF file. Raises ModelFailed if some are missing."""
+    device = torch.device(device_name)
+    inside: dict[str, Any] = {}
+    file_format, file_quantization = "safetensors", ""
+    if folder.is_file():
+        from dragoman_text.generation.gguf_header import quantization as gguf_quantization  # needs the package gguf
+
+        file_format, file_quantization = "gguf", gguf_quantization(folder)
+        folder, inside = folder.parent, {"gguf_file": folder.name}
+        report_step("reading the configuration")
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
+    quantization = getattr(config, "quantization_config", None) or {}
+    is_dequantized = quantized_files.is_readable(quantization)
+    if inside or is_dequantized:  # quantized weights, whose products are computed in the shorter dtype
+        config.dtype = torch.bfloat16
+    used_dtype = DTYPES[dtype] if dtype != "auto" else _default_dtype(config, device)
+    has_vision = not inside and takes_images(folder)
+    factory = _model_class(config, has_vision=has_vision)
+    source: Path | None = folder
+    if quantization:
+        file_quantization = str(quantization.get("quant_method", ""))
+    if is_dequantized:
+        del config.quantization_config
+        with torch.device("meta"):  # weights in memory are loaded by the class itself
+            source, factory = None, type(factory.from_config(config))
+        inside = {"state_dict": quantized_files.read_weights(folder, quantization, used_dtype)}
+        log.info("weights quantized by %s are dequantized to %s", quantization["quant_method"], used_dtype)
+    if inside:
+        report_step("converting weights")
+    model, loading_info = factory.from_pretrained(
+        source,
+        config=config,
+        dtype=used_dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        **inside,
+    )
+    _check_weights(loading_info, is_dequantized=is_dequantized)
+    model.eval().to(device)
+    saved = model.generation_config
+    if is_dequantized and (folder / GENERATION_CONFIG_NAME).is_file():
+        saved = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    # The engine applies all rules of generation itself.
+    model.generation_config = GenerationConfig(**{name: getattr(saved, name, None) for name in _SPECIAL_TOKENS})
+    return Pretrained(
+        model,
+        model.config.get_text_config(decoder=True),
+        used_dtype,
+        device,
+        has_vision,
+        getattr(saved, "forced_bos_token_id", None),
+        sum(each.numel() for each in model.parameters()),
+        file_format,
+        file_quantization,
+    )
+
+
+def depends_on_length(config: Any, max_context: int) -> bool:
+    """Whether rotary embeddings change for all positions once one sequence of a batch is long (longrope)."""
+    rotary: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kinds: list[dict[str, Any]] = [rotary, *(each for each in rotary.values() if isinstance(each, dict))]
+    originals = [
+        each.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", 0) or 0
+        for each in kinds
+        if each.get("rope_type") == "longrope"
+    ]
+    return any(not 0 < max_context <= original for original in originals)
+
+
+def _model_class(config: Any, *, has_vision: bool) -> Any:
+    """Return the class of transformers that loads a model. Raises ModelFailed if none can be used here."""
+    if not has_vision:
+        return AutoModelForSeq2SeqLM if _is_encoder_decoder(config) else AutoModelForCausalLM
+    if config.is_encoder_decoder:
+        raise ModelFailed(f"models of the type '{config.model_type}', with encoders of images and texts, do not load")
+    return AutoModelForImageTextToText
+
+
+def _is_encoder_decoder(config: Any) -> bool:
+    """Whether the folder holds a model with an encoder, not the decoder of one."""
+    names = getattr(config, "architectures", None) or []
+    return bool(config.is_encoder_decoder) and not any(str(name).endswith("ForCausalLM") for name in names)
+
+
+def _check_weights(loading_info: Mapping[str, Any], *, is_dequantized: bool) -> None:
+    """Raise ModelFailed if weights are missing: transformers would initialize them at random."""
+    missing = sorted(loading_info["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ModelFailed(f"the files of weights lack {', '.join(missing[:3])}{more}")
+    if is_dequantized:
+        quantized_files.check_scales(loading_info["unexpected_keys"])
+
+
+def _default_dtype(config: Any, device: torch.device) -> torch.dtype:
+    """Return the dtype of the saved weights if the device computes in it, else FP32."""
+    named = getattr(config, "dtype", None)
+    saved = named if isinstance(named, torch.dtype) else DTYPES.get(str(named), torch.float32)
+    if device.type == "cpu" and (saved is torch.float16 or not _has_bfloat16()):
+        return torch.float32
+    return saved
+
+
+def _has_bfloat16() -> bool:
+    """Return whether this CPU has instructions for BF16 products; without them it is slower than FP32."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "amx", "bf16"))

@@ -1,0 +1,326 @@
+"""Model runner: compute the logits of a decoder step by step, for many sequences at once, on our attention."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from inspect import signature
+from typing import Protocol
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from dragoman.core.errors import ModelFailed
+from dragoman.system.load_steps import report_step
+from dragoman_text.generation.adapters import AdapterLayers
+from dragoman_text.generation.attention import (
+    CHECKED,
+    NAME,
+    AttentionForm,
+    AttentionFunction,
+    AttentionStep,
+    MaskRecorder,
+    ShapeRecorder,
+    SlotSpan,
+    attention,
+    record_mask,
+    use_attention,
+)
+from dragoman_text.generation.cache import KeyValueCache
+from dragoman_text.generation.fused import (
+    ARCHITECTURES,
+    FusedModel,
+    UnpackedLinear,
+    can_pack,
+    is_supported,
+    pack,
+    pack_layers,
+)
+from dragoman_text.generation.general import check_tokens
+from dragoman_text.generation.job import BatchRow
+from dragoman_text.generation.pretrained import TOLERANCE, Pretrained, UnsupportedArchitecture
+from dragoman_text.generation.threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
+
+log = logging.getLogger("dragoman.generation")
+
+# Bits of a weight by name; 0: those of the dtype.
+QUANTIZATIONS: Mapping[str, int] = {"none": 0, "int8": 8, "int4": 4}
+# Tokens of two sequences by step, (sequence, tokens): both begin, one or both continue.
+_SAMPLE_STEPS = (((0, 7), (1, 5)), ((0, 1), (1, 3)), ((0, 1),), ((0, 2),))
+
+
+class PackingFailed(Exception):
+    """The layers of a model cannot be replaced by packed ones."""
+
+
+class StepFunction(Protocol):
+    """An implementation of `Runner.run` with this number of threads."""
+
+    threads: int
+
+    def __call__(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor: ...
+
+
+class Runner:
+    """A decoder in memory, used by one thread.
+
+    It computes with the fastest of these that gives the logits of the model's own code: machine code, the
+    fused forward pass, or the code in transformers on our attention. Raises UnsupportedArchitecture if none does; the
+    model is then as it was. With `packed`, raises PackingFailed if its layers cannot be packed; it is then unusable.
+
+    quantization: of `QUANTIZATIONS`; the logits are then compared with those of the rounded weights. Raises ModelFailed
+    if there is no machine code for that.
+    """
+
+    prefill_chunk: int | None = None
+    forward = "ours"
+    is_encoder_decoder = False
+    fixed_bytes = 0
+
+    def __init__(self, pretrained: Pretrained, *, packed: bool = True, quantization: str = "none") -> None:
+        AttentionInterface.register(NAME, attention)
+        AttentionInterface.register(CHECKED, attention)
+        AttentionMaskInterface.register(CHECKED, record_mask)
+        self.device, self.dtype = pretrained.device, pretrained.dtype
+        self.quantization, self._bits = quantization, QUANTIZATIONS[quantization]
+        self.fused: FusedModel | None = None
+        self._adaptive_threads: AdaptiveThreads | None = None
+        self._native: StepFunction | None = None
+        self.model, self.config = pretrained.model, pretrained.config
+        self.adapters = AdapterLayers(self.model, None, self.dtype, self.device, packed=False)
+        self._selects_logits = "logits_to_keep" in signature(self.model.forward).parameters
+        with torch.inference_mode():
+            expected = self._own_logits()
+        shapes = self._use_our_attention(pretrained.default_context, expected)
+        self.packed = packed and can_pack(self.dtype, self.device)
+        report_step("compiling")
+        self._use_fast_paths(shapes, expected)
+        if self.fused is None and self.packed:
+            pack(self.model)
+            self._check_packed(expected)
+        self.adapters = AdapterLayers(self.model, self.fused, self.dtype, self.device, packed=self.packed)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.shape.bytes_per_token(self.dtype)
+
+    @property
+    def native(self) -> bool:
+        """Whether it computes in machine code."""
+        return self._native is not None
+
+    def run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
+        """Write keys and values of the rows' tokens to the cache; return the wanted logits in order.
+
+        Rows with one token, or with drafts, must come first. Returns [wanted, vocabulary], FP32, on the model's device.
+        """
+        if self._native is None:
+            return self._run(cache, rows)
+        adapted = [row for row in rows if row.adapter]
+        if not adapted:
+            return self._native(cache, rows)
+        # Other sequences are computed in machine code all the same, so that their results do not depend on these.
+        others = [row for row in rows if not row.adapter]
+        groups = [(adapted, self._run(cache, adapted)), *([(others, self._native(cache, others))] if others else [])]
+        logits: dict[int, torch.Tensor] = {}
+        for group, group_logits in groups:
+            logits |= zip(map(id, group), torch.split(group_logits, [row.wanted for row in group]), strict=True)
+        return torch.cat([logits[id(row)] for row in rows])
+
+    def _run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
+        """Compute the rows in PyTorch."""
+        spans: list[SlotSpan] = []
+        outputs: list[int] = []
+        first = 0
+        for row in rows:
+            count = len(row.tokens)
+            outputs += range(first + count - row.wanted, first + count)
+            if row.drafts:
+                spans += [SlotSpan(row.slot, first + i, row.start + i, 1) for i in range(count)]
+            else:
+                spans.append(SlotSpan(row.slot, first, row.start, count))
+            first += count
+        decoding = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
+        tokens = [token for row in rows for token in row.tokens]
+        positions = [position for span in spans for position in range(span.start, span.stop)]
+        self.adapters.assign([row.adapter for row in rows for _ in row.tokens])
+        with torch.inference_mode(), self._adaptive_threads or nullcontext():
+            step = AttentionStep(cache, spans[:decoding], spans[decoding:])
+            return self._forward(tokens, positions, outputs, step)
+
+    def set_threads(self, count: int) -> int:
+        """Set the number of threads; 0 for the fastest number, reduced while other processes need the cores.
+
+        Return the number.
+        """
+        threads = count or fastest_thread_count(self._measure_s, MAX_THREADS)
+        self._use_threads(threads)
+        self._adaptive_threads = None if count or threads == 1 or self.native else AdaptiveThreads(threads)
+        return threads
+
+    def _use_threads(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        if self._native is not None:
+            self._native.threads = threads
+
+    def _measure_s(self, threads: int) -> float:
+        """Return the time of two steps of eight sequences, with one token and with eight tokens of each."""
+        self._use_threads(threads)
+        cache = KeyValueCache(self.shape, 1024, self.dtype, self.device)
+        cache.reserve(8, 64)
+        begin_s = time.perf_counter()
+        for tokens in ([0], [0] * 8):
+            self.run(cache, [BatchRow(slot, 32, tokens) for slot in range(8)])
+        return time.perf_counter() - begin_s
+
+    def _forward(
+        self, tokens: list[int], positions: list[int], outputs: list[int], step: AttentionFunction
+    ) -> torch.Tensor:
+        rows = self._tensor(outputs) if len(outputs) != len(tokens) else 0
+        if self.fused is not None:
+            return self.fused(self._tensor(tokens), self._tensor(positions), rows, step).float()
+        selected = {"logits_to_keep": rows} if self._selects_logits else {}
+        with use_attention(step):
+            output = self.model(
+                input_ids=self._tensor(tokens)[None],
+                position_ids=self._tensor(positions)[None],
+                use_cache=False,
+                **selected,
+            )
+        logits: torch.Tensor = output.logits[0]
+        if not self._selects_logits and isinstance(rows, torch.Tensor):
+            logits = logits[rows]
+        return logits.float()
+
+    def _tensor(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=self.device)
+
+    # --- checks ------------------------------------------------------------------------------------------
+
+    def _use_our_attention(self, context: int, expected: torch.Tensor) -> ShapeRecorder:
+        """Replace the model's attention by ours and compare logits; return the shapes and forms of the layers.
+
+        Raises UnsupportedArchitecture, with the model's own attention restored, if anything differs.
+        """
+        own, shapes, masks = self.config._attn_implementation, ShapeRecorder(), MaskRecorder(context)
+        try:
+            self.model.set_attn_implementation(CHECKED)
+            with torch.inference_mode(), masks.record():
+                self._forward([0], [0], [0], shapes)
+            self.shape = shapes.shape(self.config.num_hidden_layers)
+            masks.compare(shapes.forms)
+            self.model.set_attn_implementation(NAME)
+            if not self.agrees(expected, "our attention"):
+                raise UnsupportedArchitecture("logits differ")
+        except Exception as error:  # code of any model
+            self.model.set_attn_implementation(own)
+            if isinstance(error, UnsupportedArchitecture):
+                raise
+            raise UnsupportedArchitecture(f"{type(error).__name__}: {error}") from error
+        return shapes
+
+    def _use_fast_paths(self, shapes: ShapeRecorder, expected: torch.Tensor) -> None:
+        """Use the fused forward pass and machine code if they are available and give the same logits."""
+        if not is_supported(self.model):
+            self._use_pytorch(f"expected a model type of {', '.join(ARCHITECTURES)}, got {self.config.model_type}")
+            return
+        if not self.packed:
+            self._use_pytorch("weights are not packed (a GPU, `packed = false`, or a dtype without kernels)")
+        if not (self.packed and self._use_native(shapes.forms, expected)):
+            self.fused = FusedModel(self.model, shapes.forms, pack_layers if self.packed else UnpackedLinear)
+            if not self.agrees(expected, "the fused forward pass"):
+                self.fused = None
+                return
+        # Frees the loaded weights, which the fused model has copied or still refers to.
+        self.model.model.layers = torch.nn.ModuleList()
+        del self.model.model.embed_tokens, self.model.model.norm, self.model.lm_head
+
+    def _use_native(self, forms: Mapping[int, AttentionForm], expected: torch.Tensor) -> bool:
+        """Use machine code if it is available and gives the same logits, as its layers do in PyTorch; log why not."""
+        try:
+            from dragoman_text.generation.native.step import NativeStep, Unsupported, step_code
+        except ImportError:  # llvmlite is optional
+            self._use_pytorch("llvmlite is not installed (pip install 'dragoman[text]')")
+            return False
+        try:
+            code = step_code(self.model, forms, self._bits)
+            fused = FusedModel(self.model, forms, code.pack)
+            native = NativeStep(code, fused, forms)
+        except (Unsupported, OSError, RuntimeError, AttributeError, TypeError) as error:  # another version of llvmlite
+            reason = str(error) if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"
+            self._use_pytorch(reason)
+            return False
+        if self._bits:
+            expected = self._quantized_logits(expected)
+        self.fused = fused
+        if self.agrees(expected, "the forward pass with the kernels"):
+            self._native = native
+            if self.agrees(expected, "the step in machine code"):
+                return True
+        self._native = None
+        self._use_pytorch("logits differ")
+        return False
+
+    def _use_pytorch(self, reason: str) -> None:
+        """Log why machine code is not used. Raises ModelFailed if the weights are to be quantized."""
+        if self._bits:
+            raise ModelFailed(f"parameter 'quantization': '{self.quantization}' is not possible: {reason}")
+        log.info("machine code is not used, PyTorch computes: %s", reason)
+
+    def _quantized_logits(self, expected: torch.Tensor) -> torch.Tensor:
+        """Quantize the weights of the loaded model and return the logits of its code; log how much they differ."""
+        from dragoman_text.generation.native.quantized import dequantize_layers
+
+        dequantize_layers(self.model, self._bits)
+        logits = self._sample_logits()
+        error = float((logits - expected).norm() / expected.norm())
+        log.info("quantized to %s: logits differ by %.2g (norm of the difference)", self.quantization, error)
+        return logits
+
+    def _check_packed(self, expected: torch.Tensor) -> None:
+        try:
+            holds = self.agrees(expected, "the model with packed weights")
+        except Exception as error:  # code of any model, which may read the weights of a layer
+            raise PackingFailed(str(error)) from error
+        if not holds:
+            raise PackingFailed("logits differ")
+
+    def _own_logits(self) -> torch.Tensor:
+        """Return the logits of the model's own code, in the order of `_sample_logits`."""
+        samples = [
+            self.model(input_ids=self._tensor(tokens)[None], use_cache=False).logits[0].float()
+            for tokens in self._samples()
+        ]
+        taken = [0] * len(samples)
+        parts = []
+        for counts in _SAMPLE_STEPS:
+            for number, count in counts:
+                parts.append(samples[number][taken[number] : taken[number] + count])
+                taken[number] += count
+        return torch.cat(parts)
+
+    def _sample_logits(self) -> torch.Tensor:
+        """Return all logits of two sequences that are computed in steps together."""
+        cache = KeyValueCache(self.shape, 256, self.dtype, self.device)
+        cache.reserve(2, 64)
+        samples, taken, parts = self._samples(), [0, 0], []
+        for counts in _SAMPLE_STEPS:
+            rows = []
+            for number, count in counts:
+                start = taken[number]
+                taken[number] = stop = start + count
+                rows.append(BatchRow(number, start, samples[number][start:stop], wanted=count))
+            parts.append(self.run(cache, rows))
+        return torch.cat(parts)
+
+    def _samples(self) -> list[list[int]]:
+        tokens = check_tokens(19, self.config.vocab_size)
+        return [tokens[:11], tokens[11:]]
+
+    def agrees(self, expected: torch.Tensor, name: str) -> bool:
+        """Return whether the current implementation gives the logits of the model's own code; log if not."""
+        error = float((self._sample_logits() - expected).abs().max() / expected.abs().max())
+        if not error < TOLERANCE[self.dtype]:
+            log.warning("%s differs by %.2g from the model's own code and is not used", name, error)
+            return False
+        return True

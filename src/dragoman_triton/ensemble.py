@@ -1,0 +1,380 @@
+"""Ensembles of Triton: models of the server whose outputs are the inputs of others."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msgspec import structs
+
+from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, ModelNotFound
+from dragoman.core.model import Model
+from dragoman.core.signature import Shape, Signature, TensorSpec
+from dragoman.core.spec import COMPLETED_CONFIG, ModelSpec, SiblingModels
+from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.system.threads import DaemonThreads
+from dragoman_triton.ensemble_streams import SplitStep
+from dragoman_triton.tensors import Configuration
+
+log = logging.getLogger("dragoman.model")
+
+# Requests that are computed at a time, and calls of step models; each has a thread.
+_REQUESTS, _CALLS = 16, 64
+# Responses of a step whose following steps run at a time, without `max_inflight_requests`.
+_IN_FLIGHT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _EnsembleStep:
+    """A model and its tensors. inputs: from its names to those of the ensemble; outputs: from those of the ensemble.
+
+    optional: names of its inputs that a request may leave out.
+    ranks: of its inputs, in an ensemble without a batch axis.
+    streams: it may have several responses.
+    origin: number of the step whose responses feed it, 0 for the request itself.
+    number: identifies its responses, as the origin of the steps that they feed.
+    """
+
+    model: str
+    version: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    optional: frozenset[str] = frozenset()
+    streams: bool = False
+    origin: int = 0
+    number: int = 0
+    ranks: Mapping[str, int] = field(default_factory=dict)
+
+
+class EnsembleModel(Model):
+    """An ensemble. A step runs as soon as its inputs exist, and only if a requested output depends on it.
+
+    The steps that a decoupled model feeds run for each of its responses, and their outputs are a response each. In an
+    ensemble without a batch axis, a step with one computes one row.
+    """
+
+    takes_request = True
+    platform = "ensemble"
+    merges = 0
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._config = Configuration(spec.parameters["config"])
+        self._requests = DaemonThreads(_REQUESTS, f"ensemble-{spec.name}")
+        self._calls = DaemonThreads(_CALLS, f"ensemble-{spec.name}-step")
+        self._branches = DaemonThreads(_CALLS, f"ensemble-{spec.name}-branch")
+
+    def load(self) -> None:
+        if self.spec.siblings is None:
+            raise ModelFailed("an ensemble runs in the server's process: expected placement 'inline' or none")
+        self._siblings: SiblingModels = self.spec.siblings
+        tensors = {t.spec.name: (t.spec, False) for t in (*self._config.inputs, *self._config.outputs)}
+        ranks = {t.spec.name: len(t.spec.shape or ()) for t in self._config.outputs}
+        self._ranks = {} if self._config.max_batch_size else ranks
+        steps = self.spec.parameters["config"]["ensemble_scheduling"]["step"]
+        self._optional_outputs: set[str] = set()
+        self._steps = _with_origins(
+            [self._load_step(step, tensors) for step in steps], [t.spec.name for t in self._config.outputs]
+        )
+        if any(step.streams for step in self._steps):
+            self.infer_stream = self._stream
+
+    def _load_step(self, table: Mapping[str, Any], tensors: "_KnownTensors") -> _EnsembleStep:
+        """Wait for the model of a step, and check its tensors against `tensors`, to which new ones are added."""
+        name, number = str(table["model_name"]), int(table["model_version"])
+        try:
+            signature = self._siblings.describe(name).signature
+        except ModelNotFound as error:
+            raise ModelFailed(f"step '{name}': model not found: serve it in the same folder") from error
+        optional: set[str] = set()
+        ranks: dict[str, int] = {}
+        has_rows = signature.batched and not self._config.max_batch_size
+        for theirs, ours in table["input_map"].items():
+            spec = signature.input(theirs)
+            if spec is None and not signature.open_inputs:
+                raise ModelFailed(f"step '{name}': it has no input '{theirs}'")
+            if spec is not None:
+                optional |= {theirs} if spec.optional else set()
+                ranks |= {} if self._config.max_batch_size or spec.shape is None else {theirs: len(spec.shape)}
+                _check_agreement(name, ours, (spec, has_rows), tensors)
+        for spec in signature.inputs:
+            if not spec.optional and spec.name not in table["input_map"]:
+                raise ModelFailed(f"step '{name}': its input '{spec.name}' is not in input_map")
+        for theirs, ours in table["output_map"].items():
+            spec = signature.output(theirs)
+            if spec is None and not signature.open_outputs:
+                raise ModelFailed(f"step '{name}': it has no output '{theirs}'")
+            if spec is not None:
+                self._optional_outputs |= {ours} if spec.optional else set()
+                _check_agreement(name, ours, (spec, has_rows), tensors)
+        outputs = {ours: theirs for theirs, ours in table["output_map"].items()}
+        version = "" if number < 0 else str(number)
+        streams = self._siblings.streams(name)
+        inputs = dict(table["input_map"])
+        return _EnsembleStep(name, version, inputs, outputs, frozenset(optional), streams, ranks=ranks)
+
+    def signature(self) -> Signature:
+        names = (tensor.spec.name for tensor in self._config.outputs)
+        return self._config.signature(optional_outputs=self._optional_outputs.intersection(names))
+
+    def details(self) -> Mapping[str, Any]:
+        graph = {"nodes": {name: {} for name in self._step_names()}, "edges": [*self._edges()]}
+        if not any(step.streams for step in self._steps):
+            return {"graph": graph}
+        config = {**self.spec.parameters["config"], "model_transaction_policy": {"decoupled": True}}
+        return {"graph": graph, COMPLETED_CONFIG: config}
+
+    def _step_names(self) -> list[str]:
+        """Return a name for each step: its model, with a number if that has several steps."""
+        models = [step.model for step in self._steps]
+        numbered = ((name, models[:i].count(name) + 1) for i, name in enumerate(models))
+        return [f"{name} ({number})" if models.count(name) > 1 else name for name, number in numbered]
+
+    def _edges(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what feeds each input of a step, then the outputs, with the names of the tensors."""
+        names = self._step_names()
+        origins: dict[str, Mapping[str, str]] = {t.spec.name: {"input": t.spec.name} for t in self._config.inputs}
+        for name, step in zip(names, self._steps, strict=True):
+            origins |= {ours: {"node": name, "port": theirs} for ours, theirs in step.outputs.items()}
+        for name, step in zip(names, self._steps, strict=True):
+            for theirs, ours in sorted(step.inputs.items()):
+                yield {"from": origins[ours], "to": {"node": name, "port": theirs}, "tensor": ours}
+        for tensor in self._config.outputs:
+            yield {"from": origins[tensor.spec.name], "to": {"output": tensor.spec.name}, "tensor": tensor.spec.name}
+
+    def unavailable(self) -> str:
+        reasons = (self._siblings.unavailable(step.model) for step in self._steps)
+        return next(filter(None, reasons), "")
+
+    def close(self) -> None:
+        for threads in (self._requests, self._calls, self._branches):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
+        call: Any = request.call
+        self._config.rows(call)
+        loop = asyncio.get_running_loop()
+        # In the context of the request, for log lines and for the trace of calls of other models.
+        return await loop.run_in_executor(self._requests, copy_context().run, self._run, request, call)
+
+    def _run(self, request: Request[Inference], call: Infer) -> Inference:
+        requested = self._config.requested_outputs(call)
+        return self._response(request, requested, self._compute(request, call.inputs, self._needed_steps(requested)))
+
+    def _response(self, request: Request[Inference], wanted: Sequence[str], tensors: Mapping[str, Tensor]) -> Inference:
+        """Return the requested outputs, without those that a step may leave out and did."""
+        absent = [name for name in wanted if name not in tensors]
+        if not self._optional_outputs.issuperset(absent):
+            raise InvalidOutput(self._text(f"no step returned {', '.join(map(repr, absent))}"))
+        for name in absent:
+            log.debug("Composing models did not output tensor %s: ensemble=%s", name, self.spec.name)
+        call: Any = request.call
+        outputs = {n: _with_rank(tensors[n], self._ranks.get(n)) for n in wanted if n in tensors}
+        return Inference(outputs, _sequence_parameters(call.parameters))
+
+    def _compute(
+        self, request: Request[Inference], given: Mapping[str, Tensor], steps: Sequence[_EnsembleStep]
+    ) -> dict[str, Tensor]:
+        """Return the given tensors and the outputs of steps."""
+        tensors, waiting = dict(given), [*steps]
+        produced = {name for step in steps for name in step.outputs}
+        missing = {name for step in steps for name in step.inputs.values()} - produced - set(given)
+        running: dict[Future[Inference], _EnsembleStep] = {}
+        while waiting or running:
+            for step in [step for step in waiting if _is_ready(step, tensors, missing)]:
+                waiting.remove(step)
+                work = self._calls.submit(copy_context().run, self._siblings.call, _request(request, step, tensors))
+                running[work] = step
+            if not running:
+                raise InvalidInput(self._text(f"no step can produce {self._names(waiting)}: its inputs are missing"))
+            for work in wait(running, return_when=FIRST_COMPLETED).done:
+                step = running.pop(work)
+                tensors |= self._outputs_of(step, work)
+                missing |= set(step.outputs) - set(tensors)
+        return tensors
+
+    # --- streams ---------------------------------------------------------------------------------------------
+
+    async def _stream(self, request: Request[Inference]) -> AsyncIterator[Inference]:
+        call: Any = request.call
+        self._config.rows(call)
+        loop, context, splits = asyncio.get_running_loop(), copy_context(), list[SplitStep]()
+        requested = self._config.requested_outputs(call)
+        responses = self._responses(request, requested, self._needed_steps(requested), 0, call.inputs, splits)
+
+        def advance() -> Inference | None:
+            return next(responses, None)
+
+        try:
+            while True:
+                response = await loop.run_in_executor(self._requests, context.run, advance)
+                if response is None:
+                    return
+                yield response
+        finally:
+            for split in splits:  # the thread that waits for their responses ends
+                split.close()
+
+    def _responses(
+        self,
+        request: Request[Inference],
+        wanted: Sequence[str],
+        steps: Sequence[_EnsembleStep],
+        origin: int,
+        given: Mapping[str, Tensor],
+        splits: list[SplitStep],
+        *,
+        is_last: bool = True,
+    ) -> Iterator[Inference]:
+        """Yield the responses that follow from the tensors of the request, or of a response of step `origin`, which may
+        be known to be the last one."""
+        own = [step for step in steps if step.origin == origin and not step.streams]
+        tensors = self._compute(request, given, own) if not origin else given
+        splitting = next((step for step in steps if step.origin == origin and step.streams), None)
+        if splitting is None:
+            yield structs.replace(self._response(request, wanted, tensors), is_last=is_last)
+            return
+        if not _is_ready(splitting, tensors, set(splitting.inputs.values()) - set(tensors)):
+            raise InvalidInput(self._text(f"no step can produce {self._names([splitting])}: its inputs are missing"))
+        following = [step for step in steps if step.origin == splitting.number and not step.streams]
+
+        def follow(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            renamed = {ours: outputs[theirs] for ours, theirs in splitting.outputs.items() if theirs in outputs}
+            return self._compute(request, renamed, following)
+
+        limit = self.spec.parameters["config"]["ensemble_scheduling"].get("max_inflight_requests") or _IN_FLIGHT
+        stream = self._siblings.stream(_request(request, splitting, tensors))
+        split = SplitStep(stream, lambda outputs: self._branches.submit(copy_context().run, follow, outputs), limit)
+        splits.append(split)
+        try:
+            for branch, is_last_branch in split:
+                yield from self._responses(
+                    request, wanted, steps, splitting.number, branch, splits, is_last=is_last and is_last_branch
+                )
+        except DragomanError as error:
+            raise self._with_location(error) from error
+        finally:
+            split.close()
+
+    def _outputs_of(self, step: _EnsembleStep, work: "Future[Inference]") -> dict[str, Tensor]:
+        try:
+            outputs = work.result().outputs
+        except DragomanError as error:
+            raise self._with_location(error) from error
+        return {ours: outputs[theirs] for ours, theirs in step.outputs.items() if theirs in outputs}
+
+    def _needed_steps(self, wanted: Sequence[str]) -> list[_EnsembleStep]:
+        """Return the steps on which outputs depend, in the order of the configuration."""
+        needed, names = [], set(wanted)
+        for _ in self._steps:
+            for step in self._steps:
+                if step not in needed and names & set(step.outputs):
+                    needed.append(step)
+                    names |= set(step.inputs.values())
+        return [step for step in self._steps if step in needed]
+
+    def _names(self, steps: Sequence[_EnsembleStep]) -> str:
+        return ", ".join(repr(name) for step in steps for name in step.outputs)
+
+    def _with_location(self, error: DragomanError) -> DragomanError:
+        """Return an error of a step that names the ensemble."""
+        return error if error.message.startswith(self._text("")) else type(error)(self._text(error.message))
+
+    def _text(self, message: str) -> str:
+        return f"in ensemble '{self.spec.name}', {message}"
+
+
+def _with_origins(steps: Sequence[_EnsembleStep], outputs: Sequence[str]) -> list[_EnsembleStep]:
+    """Return the steps with their origins. Raises ModelFailed, as Triton does, for tensors of different responses."""
+    producers = {name: i for i, step in enumerate(steps) for name in step.outputs}
+    ordered: dict[int, _EnsembleStep] = {}
+
+    def origins(names: Sequence[str]) -> set[int]:
+        return {resolve(producers[name]).number for name in names if name in producers} | {
+            0 for name in names if name not in producers
+        }
+
+    def resolve(i: int) -> _EnsembleStep:
+        if i not in ordered:
+            step = ordered[i] = steps[i]  # of a cycle, which never runs
+            sources = origins([*step.inputs.values()])
+            if len(sources) > 1:
+                raise ModelFailed(
+                    f"step of model '{step.model}' receives inputs originated from different decoupled models"
+                )
+            (origin,) = sources
+            ordered[i] = replace(step, origin=origin, number=i + 1 if step.streams else origin)
+        return ordered[i]
+
+    resolved = [resolve(i) for i in range(len(steps))]
+    if len(origins(outputs)) > 1:
+        raise ModelFailed("the outputs receive tensors originated from different decoupled models")
+    return resolved
+
+
+def _is_ready(step: _EnsembleStep, tensors: Mapping[str, Tensor], missing: set[str]) -> bool:
+    """Return whether all inputs of a step exist, but for optional ones that will not."""
+    return all(ours in tensors or (theirs in step.optional and ours in missing) for theirs, ours in step.inputs.items())
+
+
+def _request(request: Request[Inference], step: _EnsembleStep, tensors: Mapping[str, Tensor]) -> Request[Inference]:
+    given = {theirs: tensors[ours] for theirs, ours in step.inputs.items() if ours in tensors}
+    inputs = {theirs: _with_rank(tensor, step.ranks.get(theirs)) for theirs, tensor in given.items()}
+    call: Any = request.call
+    sub_call = Infer(inputs, tuple(step.outputs.values()), call.parameters)
+    return Request(sub_call, step.model, step.version, request.id, request.deadline_s, request.metadata)
+
+
+def _sequence_parameters(given: Parameters) -> Parameters:
+    """Return the parameters of the response to a request of a sequence: its place, as in Triton."""
+    if "sequence_id" not in given:
+        return NONE
+    flags = {name: bool(given.get(name)) for name in ("sequence_start", "sequence_end")}
+    return {"sequence_id": given["sequence_id"], **flags}
+
+
+def _with_rank(tensor: Tensor, rank: int | None) -> Tensor:
+    """Return a tensor with a batch axis of one row more or less, if it then has the rank."""
+    shape = tensor.shape
+    if rank == len(shape) + 1:
+        shape = (1, *shape)
+    elif rank == len(shape) - 1 and shape[0] == 1:
+        shape = shape[1:]
+    else:
+        return tensor
+    return Tensor(tensor.data.reshape(shape), tensor.datatype, tensor.parameters)
+
+
+# By name, the first description of each tensor of an ensemble, and whether its first axis is a batch axis that other
+# tensors of the ensemble may lack.
+_KnownTensors = dict[str, tuple[TensorSpec, bool]]
+
+
+def _check_agreement(step: str, tensor: str, found: tuple[TensorSpec, bool], tensors: _KnownTensors) -> None:
+    """Raise ModelFailed unless a tensor has the same datatype and shape in all steps that use it.
+
+    A batch axis of a step may be missing, as in Triton.
+    """
+    (known, known_has_rows), (spec, has_rows) = tensors.setdefault(tensor, found), found
+    if known.datatype and spec.datatype and known.datatype is not spec.datatype:
+        raise ModelFailed(
+            f"step '{step}': inconsistent data type of tensor '{tensor}': {known.datatype} and {spec.datatype}"
+        )
+    rows, own_rows = known.shape, spec.shape
+    if known_has_rows is not has_rows and rows is not None and own_rows is not None:
+        rows, own_rows = rows[known_has_rows:], own_rows[has_rows:]
+    if not _may_be_equal(known.shape, spec.shape) and not _may_be_equal(rows, own_rows):
+        raise ModelFailed(
+            f"step '{step}': inconsistent shape of tensor '{tensor}': {list(known.shape or ())} and "
+            f"{list(spec.shape or ())}"
+        )
+
+
+def _may_be_equal(first: Shape | None, second: Shape | None) -> bool:
+    if first is None or second is None:
+        return True
+    return len(first) == len(second) and all(a == b or -1 in (a, b) for a, b in zip(first, second, strict=True))

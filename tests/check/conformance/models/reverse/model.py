@@ -1,7 +1,0 @@
-"""A text model: words of the prompt in reverse order."""
-
-from text.text_server import ReverseModel
-
-
-class Reverse(ReverseModel):
-    pass

@@ -1,0 +1,152 @@
+"""Compiled JAX: modes where the usual one is missing, samples that are verified, values that contradict Evaluate."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dragoman.core.errors import InvalidOutput, ModelFailed
+from dragoman.core.vectors import VectorFunction
+from features.simulators.derivatives.derivative_models import ONE, build, error_message
+
+X, UNIT = np.array([0.7, 1.2]), np.array([1.0, 0.0])
+
+
+def newton(start: float) -> Any:
+    def root(x: Any) -> Any:
+        """Return x1 u for u³ + u = x0, by Newton's method."""
+
+        def is_open(u: Any) -> Any:
+            return jnp.abs(u**3 + u - x[0]) > 1e-12
+
+        return x[1] * jax.lax.while_loop(is_open, lambda u: u - (u**3 + u - x[0]) / (3 * u**2 + 1), jnp.array(start))
+
+    return root
+
+
+def derivatives(function: VectorFunction, x: Any) -> list[Any]:
+    return [
+        np.asarray(function.gradient(0, 0, [x], ONE, {})),
+        np.asarray(function.apply_jacobian(0, 0, [x], UNIT, {})),
+        np.asarray(function.apply_hessian(0, 0, 0, [x], ONE, UNIT, {})),
+    ]
+
+
+def test_a_loop_without_reverse_mode_has_all_derivatives() -> None:
+    function = build(newton(0.5), inputs={"x": 2})
+    u = 0.5
+    for _ in range(50):
+        u -= (u**3 + u - 0.7) / (3 * u**2 + 1)
+    slope, second = 1 / (3 * u**2 + 1), -6 * u / (3 * u**2 + 1) ** 3
+    gradient, action, hessian = derivatives(function, X)
+    assert gradient == pytest.approx([1.2 * slope, u], rel=1e-8)
+    assert action == pytest.approx([1.2 * slope], rel=1e-8)
+    assert hessian == pytest.approx([1.2 * second, slope], rel=1e-6)
+    assert function.notes()["jax"] == {
+        "gradient": "forward, one product for each element",
+        "apply_hessian": "forward over forward, one product for each element",
+    }
+
+
+def test_a_function_without_forward_mode_has_all_derivatives() -> None:
+    cube: Any = jax.custom_vjp(lambda x: jnp.power(x, 3))
+    cube.defvjp(lambda x: (cube(x), x), lambda x, s: (3 * x**2 * s,))
+    function = build(lambda x: cube(x[:1]) * x[1], inputs={"x": 2})
+    gradient, action, hessian = derivatives(function, X)
+    assert gradient == pytest.approx([3 * 0.49 * 1.2, 0.343])
+    assert action == pytest.approx([3 * 0.49 * 1.2])
+    assert hessian == pytest.approx([6 * 0.7 * 1.2, 3 * 0.49])
+    assert function.notes()["jax"]["apply_jacobian"] == "reverse over reverse"
+
+
+def test_a_lost_derivative_at_the_nominal_point_is_found() -> None:
+    """The loop has no step there, so its result does not depend on the input."""
+    function, nominal = build(newton(1.0), inputs={"x": 2}), np.array([2.0, 1.0])
+    for act in (
+        lambda: function.gradient(0, 0, [nominal], ONE, {}),
+        lambda: function.apply_jacobian(0, 0, [nominal], UNIT, {}),
+        lambda: function.apply_hessian(0, 0, 0, [nominal], ONE, UNIT, {}),
+    ):
+        assert "is not confirmed by central differences" in error_message(act, ModelFailed)
+    assert function.gradient(0, 0, [np.array([2.1, 1.0])], ONE, {}) == pytest.approx([0.24101762, 1.02454448])
+
+
+def test_a_counter_of_the_module_is_found() -> None:
+    """Each compiled program has frozen another value."""
+    calls = [0]
+
+    def counting(x: Any) -> Any:
+        calls[0] += 1
+        return x[:1] ** 2 * calls[0] + x[1:]
+
+    function = build(counting, inputs={"x": 2}, outputs=[1], evaluate_at_load=False, derivatives="jax")
+    function.evaluate([X], {})
+    with pytest.raises(ModelFailed, match="Gradient of 'counting' by jax is not confirmed"):
+        function.gradient(0, 0, [X], ONE, {})
+
+
+def test_a_value_that_contradicts_evaluate_is_found_between_samples() -> None:
+    """The derivative of the callback is right for the first state only."""
+    state = {"factor": 1.0}
+
+    def scale(x: Any) -> Any:
+        return jax.pure_callback(lambda a: np.asarray(state["factor"] * a), jax.ShapeDtypeStruct((1,), x.dtype), x)
+
+    scaled: Any = jax.custom_jvp(scale)
+    scaled.defjvp(lambda primals, tangents: (scaled(*primals), tangents[0]))
+    function = build(lambda x: scaled(x[:1] * x[1:]), inputs={"x": 2}, at=[[0.5, 0.5]])
+    function.evaluate([X], {})
+    assert function.gradient(0, 0, [X], ONE, {}) == pytest.approx([1.2, 0.7])
+    state["factor"] = 2.0
+    with pytest.raises(ModelFailed, match=r"is 1\.2.* where central differences give 2\.4"):
+        function.gradient(0, 0, [X], ONE, {})
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, [False, False, False]), (3, [True, True, False, False])])
+def test_every_nth_call_is_verified(every: int, expected: list[bool]) -> None:
+    """After one that failed, all are."""
+
+    def kink(x: Any) -> Any:
+        return jnp.abs(x[:1] - 1) + x[1:] ** 2
+
+    function = build(kink, inputs={"x": 2}, outputs=[1], verify_every=every, evaluate_at_load=False, derivatives="jax")
+    function.gradient(0, 0, [np.array([1.5, 2.0])], ONE, {})
+    assert [_is_accepted(function, np.array([1.0, 2.0])) for _ in expected] == expected
+
+
+def _is_accepted(function: VectorFunction, x: Any) -> bool:
+    try:
+        function.gradient(0, 0, [x], ONE, {})
+    except ModelFailed:
+        return False
+    return True
+
+
+def test_a_callback_to_float64_loads() -> None:
+    def simulator(x: Any) -> Any:
+        return jax.pure_callback(
+            lambda a: np.array([a[0] ** 2 * a[1]]), jax.ShapeDtypeStruct((1,), jnp.dtype("float64")), x
+        )
+
+    function = build(simulator, inputs={"x": 2})
+    assert np.asarray(function.evaluate([X], {})).tolist() == [[0.7**2 * 1.2]]
+    assert function.sources() == {"evaluate": "author"}
+    reason = function.missing()["gradient"]
+    assert "jax fails: ValueError: Pure callbacks do not support JVP" in reason
+    assert reason.endswith("; provide gradient=, or use derivatives='finite differences'")
+
+
+def test_only_derivatives_that_work_are_offered() -> None:
+    for leak in (lambda x: jnp.array([float(x[0]) ** 2 * x[1]]), lambda x: jnp.array([np.asarray(x)[0] * x[1]])):
+        function = build(leak, inputs={"x": 2})
+        assert function.sources() == {"evaluate": "author"}
+        assert set(function.missing()) == {"gradient", "apply_jacobian", "apply_hessian"}
+
+
+def test_a_derivative_that_is_nan_names_the_cause() -> None:
+    function = build(lambda x: jnp.where(x > 0, jnp.sqrt(x), 0.0).sum(), inputs={"x": 2}, at=[[1.0, 1.0]])
+    message = error_message(lambda: function.gradient(0, 0, [np.array([0.0, 1.0])], ONE, {}), InvalidOutput)
+    assert message.startswith("Gradient of '<lambda>' by jax: element 0 is nan where the function is finite; ")
+    assert "the branch of `where` that is not selected" in message
