@@ -28,25 +28,26 @@ _TIMED = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one start of each, to check that it works")
-    times, settle_s = (1, 0.2) if parser.parse_args(arguments).quick else (7, 2.0)
+    warm_ups, times, settle_s = (0, 1, 0.2) if parser.parse_args(arguments).quick else (1, 7, 2.0)
     results = {"machine": machine.machine(), "versions": machine.versions()}
-    results["import_s"] = {name: import_seconds(code, times) for name, code in _IMPORTS.items()}
-    results["servers"] = servers(times, settle_s)
+    results["import_s"] = {name: import_seconds(code, warm_ups, times) for name, code in _IMPORTS.items()}
+    results["servers"] = servers(warm_ups, times, settle_s)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "startup.json").write_text(json.dumps(results, indent=2))
     print(machine.describe() + "\n\n" + table(results))
 
 
-def import_seconds(code: str, times: int) -> float:
+def import_seconds(code: str, warm_ups: int, times: int) -> float:
     """Return the median of the seconds that the code takes in a new interpreter, once its bytecode is cached."""
     command, env = [sys.executable, "-c", _TIMED.format(code)], environment()
     runs = [
-        subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=True, text=True) for _ in range(times + 1)
+        subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=True, text=True)
+        for _ in range(warm_ups + times)
     ]
-    return statistics.median(float(run.stdout) for run in runs[1:])
+    return statistics.median(float(run.stdout) for run in runs[warm_ups:])
 
 
-def servers(times: int, settle_s: float) -> dict[str, Any]:
+def servers(warm_ups: int, times: int, settle_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model_file = Path(folder) / "iris.joblib"
         train(model_file)
@@ -55,7 +56,8 @@ def servers(times: int, settle_s: float) -> dict[str, Any]:
             "Python function": [str(ROOT / "benchmarks" / "models.py") + ":doubled"],
             "Python class, inline": [str(ROOT / "benchmarks" / "models.py") + ":Identity"],
         }
-        return {name: measure_start(model, times, settle_s, Path(folder) / "log") for name, model in models.items()}
+        log = Path(folder) / "log"
+        return {name: measure_start(model, warm_ups, times, settle_s, log) for name, model in models.items()}
 
 
 def train(target: Path) -> None:
@@ -67,14 +69,17 @@ def train(target: Path) -> None:
     joblib.dump(LogisticRegression(max_iter=1000).fit(*load_iris(return_X_y=True)), target)
 
 
-def measure_start(model: Sequence[str], times: int, settle_s: float, log: Path) -> dict[str, Any]:
-    """Return the time from the start of the process until /v2/health/ready is 200, and the memory after `settle_s`."""
+def measure_start(model: Sequence[str], warm_ups: int, times: int, settle_s: float, log: Path) -> dict[str, Any]:
+    """Return the time from the start of the process until /v2/health/ready is 200, and the memory after `settle_s`.
+
+    Not measured are `warm_ups` starts before the others: the first one fills Python's cache of bytecode.
+    """
     ready_s, memory = [], []
-    for number in range(times + 1):  # the first one fills Python's cache of bytecode
+    for number in range(warm_ups + times):
         port = free_port()
         with run_process(dragoman(model[:1], port, free_port(), *model[1:]), log) as server:
             started_s = server.wait_until(lambda port=port: http_ready(port))  # type: ignore[misc]
-            if number:
+            if number >= warm_ups:
                 ready_s.append(started_s)
                 time.sleep(settle_s)
                 memory.append(server.memory_mib())

@@ -1,7 +1,12 @@
-"""The benchmarks run and report every column; their speed is not tested."""
+"""The benchmarks run and report every column; their speed is not tested.
 
+The ordinary run has one of them that starts servers; the others are run by ./scripts/test-benchmarks.
+"""
+
+import importlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -33,8 +38,16 @@ from benchmarks import (  # noqa: E402
 )
 from benchmarks.workloads import Response, Workload  # noqa: E402
 
+by_command = pytest.mark.skipif(
+    "DRAGOMAN_TEST_BENCHMARKS" not in os.environ, reason="slow; run by ./scripts/test-benchmarks"
+)
 WORKLOADS = {w.name: w for w in workloads.identity()}
 RESULTS = ROOT / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_a_benchmark_can_be_imported(path: Path) -> None:
+    importlib.import_module(f"benchmarks.{path.stem}")
 
 
 def run(name: str, *flags: str) -> str:
@@ -52,6 +65,7 @@ def rows_of(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
 
 
+@by_command
 def test_startup_reports_imports_starts_and_memory() -> None:
     output = run("startup")
     result = results("startup")
@@ -65,7 +79,7 @@ def test_startup_reports_imports_starts_and_memory() -> None:
 
 
 def test_identity_measures_every_workload_against_the_echo_server() -> None:
-    output = run("identity")
+    output = run("identity", "--seconds", "0.1")
     rows = results("identity")["rows"]
     assert {(r["workload"], r["server"]) for r in rows} == {(w, s) for w in WORKLOADS for s in ("dragoman", "echo")}
     assert all(r["responses"] > 0 and r["errors"] == 0 for r in rows)
@@ -76,6 +90,7 @@ def test_identity_measures_every_workload_against_the_echo_server() -> None:
     assert all(r[2].endswith("%") for r in rows_of(comparison)[2:])
 
 
+@by_command
 def test_grpc_is_measured_against_echo_servers() -> None:
     if shutil.which("cc") is None:
         pytest.skip("the load generator needs a C compiler")
@@ -86,6 +101,7 @@ def test_grpc_is_measured_against_echo_servers() -> None:
     assert all(row["rate"] > 0 and row["cpu_us"] >= 0 for row in result["rows"])
 
 
+@by_command
 @pytest.mark.alone
 def test_the_hot_path_is_measured_by_stage() -> None:
     output = run("hot_path", "--only", "small")
@@ -97,6 +113,7 @@ def test_the_hot_path_is_measured_by_stage() -> None:
         assert row["total"] > row["parse"]
 
 
+@by_command
 def test_batching_is_measured_in_closed_and_open_loops() -> None:
     run("batching", "--only", "adaptive")
     rows = results("batching")["rows"]
@@ -107,6 +124,7 @@ def test_batching_is_measured_in_closed_and_open_loops() -> None:
     assert all(r["rate"] > 0 and r["errors"] == 0 and r["p50_ms"] >= 1 for r in rows)
 
 
+@by_command
 def test_codecs_are_measured_in_both_directions() -> None:
     output = run("codecs")
     rows = results("codecs")["rows"]
@@ -117,6 +135,7 @@ def test_codecs_are_measured_in_both_directions() -> None:
     assert ("mlserver is not installed" in output) == all(r["side"] == "dragoman" for r in rows)
 
 
+@by_command
 def test_umbridge_is_measured_against_the_umbridge_package() -> None:
     output = run("umbridge", "--seconds", "0.2", "--only", "gradient")
     rows = results("umbridge")["rows"]
@@ -147,9 +166,10 @@ def test_ratios_of_operations_compare_within_a_round() -> None:
     assert measured == ["W1", "keys", "20.0", "1.100", "1.050 to 1.300", "1.03", "--api-keys keys.toml"]
 
 
+@by_command
 @pytest.mark.parametrize("name", ["rest-binary-small", "grpc-raw-small"])
 def test_the_python_load_generator_needs_no_other_program(name: str) -> None:
-    output = run("identity", "--only", name, "--generator", "python")
+    output = run("identity", "--only", name, "--generator", "python", "--seconds", "0.1")
     result = results("identity")
     assert result["generators"] == {"http": "python_generator", "grpc": "python_generator"}
     assert "our own in Python" in output
@@ -223,6 +243,7 @@ def test_shares_compare_with_the_echo_server_of_the_same_round() -> None:
     assert dict(zip(others[0], others[2], strict=True))["triton, C++ backend"] == "39 %"
 
 
+@by_command
 @pytest.mark.skipif(shutil.which("cc") is None, reason="the load generator is in C")
 @pytest.mark.parametrize(
     ("name", "flags", "servers"),
@@ -239,6 +260,7 @@ def test_http_benchmarks_report_each_server(name: str, flags: tuple[str, ...], s
         assert all(float(cell.rstrip("x").replace(",", "")) > 0 for cell in row[1:4])
 
 
+@by_command
 def test_generation_measures_every_side_and_number_of_clients() -> None:
     pytest.importorskip("transformers")
     output = run("generation", "--peers", "static batch")
@@ -292,8 +314,9 @@ def test_big_tensors_need_less_than_three_times_their_size() -> None:
     assert all(r["peak_mib"] - r["idle_mib"] < 3 * 80 for r in rows)
 
 
+@by_command
 def test_the_soak_checks_every_response_and_the_remaining_load() -> None:
-    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.1", "--idle", "20"]
+    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.05", "--idle", "20"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stdout + process.stderr
     result = results("soak")
@@ -352,6 +375,7 @@ def test_simulated_hosts_reach_the_throughput_of_their_bottleneck(hosts: int) ->
     assert 0.95 * workers / 0.1 < free.rate < 1.05 * workers / 0.1
 
 
+@by_command
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_joined_workers_are_compared_with_local_ones() -> None:
     output = run("cluster", "--only", "calls,http")

@@ -13,7 +13,6 @@ import dragoman
 from dragoman.core.calls import Load, Request
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman_text.generation.folder import explain_error
-from e2e.server_process import ServerProcess
 
 INDEX = "model.safetensors.index.json"
 
@@ -115,17 +114,6 @@ async def test_missing_and_broken_files_are_reported(
         with pytest.raises(InvalidInput) as caught:
             await engine.call(Request(Load("t"), "broken"))
         assert re.search(message, caught.value.message)
-
-
-def test_the_command_line_logs_the_error(llama_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "broken"
-    shutil.copytree(llama_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    process = ServerProcess("--http-port", "0", "--grpc-port", "-1", str(folder))
-    try:
-        message = "broken: failed to load 'broken', no weights found in 'broken'; copy model.safetensors"
-        process.wait_for_log(message)
-    finally:
-        process.kill()
 
 
 def test_an_adapter_alone_is_rejected(tmp_path: Path) -> None:
