@@ -48,14 +48,7 @@ CASES: Mapping[str, tuple[str, int, str]] = {
     "wrong URL": ("infer nowhere:x m 1", 2, "dragoman: expected a URL such as http://HOST:PORT, got 'nowhere:x'"),
     "missing key file": ("keys list --file no.toml", 2, "dragoman: key file 'no.toml' cannot be read: No such file"),
     "missing graph": ("graph nowhere", 2, "dragoman: 'nowhere' not found: expected a graph file"),
-    "picture of a wrong format": ("bench http://127.0.0.1:1 m --plot a.jpg", 2, "--plot: expected a file .svg or .png"),
-    "picture in no folder": (
-        "bench http://127.0.0.1:1 m --plot no/a.svg",
-        2,
-        "dragoman: --plot: folder 'no' not found",
-    ),
     "no server to measure": ("bench http://127.0.0.1:1 m", 2, "answers at http://127.0.0.1:1: Connection refused"),
-    "plot of a wrong format": ("check derivatives fahrenheit.py:celsius --plot a.png", 2, "expected a file .svg, or -"),
     "missing package": ("infer grpc://127.0.0.1:1 m 1", 2, "needs the package 'grpcio': pip install 'dragoman[grpc]'"),
     "missing folder": ("doctor nowhere", 2, "dragoman: 'nowhere' is not a folder"),
 }

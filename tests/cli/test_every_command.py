@@ -72,7 +72,7 @@ def test_completion_has_every_command_and_its_flags(shell: str, capsys: pytest.C
     script = capsys.readouterr().out
     for command in COMMANDS:
         assert command.split()[-1] in script
-    for flag in ("http-port", "dry-run", "expires-days", "concurrency", "svg", "example"):
+    for flag in ("http-port", "dry-run", "expires-days", "concurrency", "with", "example"):
         assert flag in script, flag
 
 

@@ -46,13 +46,16 @@ class Shell:
 
     def run_to_end(self, command: str) -> None:
         """Run a command that exits by itself, with status 0."""
-        words = command.partition("  #")[0].replace("127.0.0.1:8080", f"127.0.0.1:{self.port}").split()
+        command, _, output = command.partition("  #")[0].partition(" > ")
+        words = command.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}").split()
         words += ["--seconds", "0.2", "--warmup-s", "0"] if words[1:2] == ["bench"] else []
         if words[0] == "dragoman":
             process = run_command(*words[1:], folder=self.folder)
         else:
             process = subprocess.run([sys.executable, *words[1:]], cwd=self.folder, capture_output=True, text=True)
         assert process.returncode == 0, f"{command}: {process.stdout}{process.stderr}"
+        if output:
+            (self.folder / output).write_text(process.stdout)
 
     def serve(self, arguments: list[str]) -> None:
         self.stop()

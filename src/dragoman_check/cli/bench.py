@@ -15,7 +15,7 @@ that waits behind a slow one is counted with its wait.
 
 examples:
   dragoman bench http://127.0.0.1:8080 iris
-  dragoman bench http://127.0.0.1:8080 iris --protocol grpc --grpc 127.0.0.1:8081 --concurrency 1,8,64 --plot iris.svg
+  dragoman bench http://127.0.0.1:8080 iris --protocol grpc --grpc 127.0.0.1:8081 --concurrency 1,8,64
   dragoman bench http://127.0.0.1:8080 iris --rate 100,200,400 --json after.json
   dragoman bench http://127.0.0.1:8080 llama --protocol openai-chat --concurrency 8 --max-tokens 128
   dragoman bench --compare before.json after.json
@@ -37,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_load_arguments(parser)
     _add_request_arguments(parser)
     add("--json", default="", metavar="FILE", help="write the results as JSON; - prints them instead of the table")
-    add("--plot", default="", metavar="FILE", help="plot latency against throughput; SVG, or PNG by its suffix")
 
 
 def _add_load_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dragoman._version import __version__
 from dragoman.cli.connection import ServerConnection
-from dragoman.cli.output_files import check_plot, write_file
+from dragoman.cli.output_files import write_file
 from dragoman.cli.terminal import live_display, table
 from dragoman.core.errors import InvalidInput
 from dragoman_check.conformance.http import checked_url
@@ -23,8 +23,6 @@ from dragoman_check.load_test.compare import Difference, compare_runs
 from dragoman_check.load_test.jobs import Options, RequestJob, make_job
 from dragoman_check.load_test.loops import LoadLevel, run_load
 from dragoman_check.load_test.measurements import Measurement, Recorder
-from dragoman_check.load_test.plot import svg_plot
-from dragoman_check.load_test.png import png_of_svg, require_pillow
 from dragoman_check.load_test.repeats import combine
 
 _CONCURRENCY = "1,4,16"
@@ -38,10 +36,6 @@ def measure(arguments: argparse.Namespace) -> int:
     if not arguments.url or not arguments.model:
         raise InvalidInput("expected the address of a server and a model: dragoman bench URL MODEL")
     loads = _loads(arguments) * _positive("--repeat", arguments.repeat)
-    if arguments.plot:
-        check_plot(arguments.plot, ".svg", ".png")
-        if arguments.plot.lower().endswith(".png"):
-            require_pillow()
     target = _target(arguments)
     target.http.require_connection()
     options = Options(arguments.model, arguments.rows, max_tokens=arguments.max_tokens, file=arguments.input)
@@ -65,7 +59,7 @@ def measure(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace, found: Sequence[Measurement]) -> None:
-    """Print notes, or JSON with --json -, and write the files."""
+    """Print notes, or JSON with --json -, and write the file."""
     quiet = arguments.json == "-"
     run = _as_json(arguments, found)
     if not quiet:
@@ -74,10 +68,6 @@ def _report(arguments: argparse.Namespace, found: Sequence[Measurement]) -> None
         print(json.dumps(run, indent=2))
     if arguments.json and not quiet:
         write_file(arguments.json, json.dumps(run, indent=2))
-    if arguments.plot:
-        title = f"{arguments.model} over {arguments.protocol}: latency by throughput"
-        plot = svg_plot(run["measurements"], title)
-        write_file(arguments.plot, png_of_svg(plot) if arguments.plot.lower().endswith(".png") else plot)
 
 
 def _run(job: RequestJob, load: LoadLevel) -> Measurement:

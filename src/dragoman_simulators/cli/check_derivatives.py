@@ -14,7 +14,7 @@ weights s:
 
 examples:
   dragoman check derivatives model.py:energy
-  dragoman check derivatives examples/scientific --model beam --at '[[10, 10, ...]]' --plot beam.svg
+  dragoman check derivatives examples/scientific --model beam --at '[[10, 10, ...]]' --json
   dragoman check derivatives http://127.0.0.1:4242 --model forward --config '{"level": 2}'
 
 Exit status: 0 if all checks pass, 1 if one fails, 2 if nothing could be checked.
@@ -42,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of points and directions (default 0)")
     add("--tolerance", type=float, default=1e-6, metavar="X", help="largest error of differences (default 1e-6)")
     add("--identity", type=float, default=1e-9, metavar="X", help="largest error of identities (default 1e-9)")
-    add("--json", action="store_true", help="print the results as JSON")
-    add("--plot", metavar="FILE", help="plot errors by step size into an SVG file, or to the terminal with -")
+    add("--json", action="store_true", help="print the results as JSON, with the errors of each step size")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dragoman.cli.input_values import parse_json
-from dragoman.cli.output_files import check_plot, write_file
 from dragoman.core import calls
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.signature import Signature, TensorSpec
@@ -23,7 +22,7 @@ from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vecto
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for
 from dragoman.settings import from_environment
-from dragoman_simulators.derivatives.checks import CheckResult, ErrorCurve, Tolerance, run_checks, svg_plot, text_plot
+from dragoman_simulators.derivatives.checks import CheckResult, Tolerance, run_checks
 
 A = TypeVar("A")
 
@@ -112,8 +111,6 @@ _TRIES = 20
 def check_derivatives(arguments: argparse.Namespace) -> int:
     """Check the models that the arguments of the command name; return its exit status."""
     config = parse_json(arguments.config, dict, "--config")
-    if arguments.plot:
-        check_plot(arguments.plot, ".svg", or_terminal=True)
     if ":" in arguments.path and not arguments.path.rpartition(":")[0].endswith(".py"):
         sys.path.append(os.getcwd())  # as `dragoman serve` finds modules
     with asyncio.Runner() as runner:
@@ -160,8 +157,6 @@ def _check_model(
     bad = sum(not check.passed for check in checks)
     verdict = f"{bad} of {len(checks)} checks failed" if bad else "all checks passed"
     show(f"\n{verdict}, at {_pluralize(len(points), 'point')}")
-    if arguments.plot:
-        _plot(function, checks, arguments.plot)
     return int(bad > 0), result | {"points": len(points), "checks": [_as_json(function, check) for check in checks]}
 
 
@@ -255,14 +250,6 @@ def _verdict(result: CheckResult) -> str:
     if result.rejection:
         return f"REFUSED: {result.rejection}"
     return "ok" if result.passed else f"WRONG: {result.reason}" if result.reason else "WRONG"
-
-
-def _plot(function: ServedFunction, found: Sequence[CheckResult], place: str) -> None:
-    curves = [ErrorCurve(f"{f.check} {' by '.join(_where(function, f))}", f.curve) for f in found if f.curve]
-    if place == "-":
-        print("\n" + text_plot(curves))
-        return
-    write_file(place, svg_plot(curves, f"{function.name}: errors of central differences"))
 
 
 def _pluralize(count: int, noun: str) -> str:

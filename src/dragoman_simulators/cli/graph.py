@@ -1,4 +1,4 @@
-"""`dragoman graph FILE`: draw a graph of models and check it."""
+"""`dragoman graph FILE`: print a graph of models as a Mermaid diagram and check it."""
 
 import argparse
 import asyncio
@@ -8,32 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
-from dragoman.cli.output_files import write_file
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import SiblingModels
 from dragoman.engine_setup import open_engine
 from dragoman.settings import from_environment
 from dragoman_simulators.graph_runtime.model import load_graph, read_graph
-from dragoman_simulators.graphs.draw import draw_svg, draw_text
+from dragoman_simulators.graphs.description import describe, draw_mermaid
 from dragoman_simulators.graphs.function import GraphFunction
 from dragoman_simulators.graphs.graph import vector_function
-from dragoman_simulators.graphs.layout import describe, make_picture, summarize
 
 _EPILOG = """\
 FILE is a graph.toml, any.graph.toml (or .json, .yaml), a folder with one, or file.py:object or module:object of a
 graph built in Python. Its nodes are loaded and their sizes checked: UM-Bridge servers that it names must be running,
 and models that it names by `served` must be given by --with.
 
+The output is a Mermaid file (dragoman graph FILE > graph.mmd). GitHub and GitLab draw it in a block ```mermaid of a
+Markdown page, and so does https://mermaid.live. Comments at its end explain the letters in the nodes.
+
 Exit status: 2 if the graph is invalid; the message names the node and the port.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Draw and check a graph of models."
+    parser.description = "Check a graph of models and print it as a Mermaid diagram."
     parser.epilog = _EPILOG
     parser.add_argument("file", metavar="FILE", help="the graph")
-    parser.add_argument("--svg", metavar="OUT", help="also write the drawing to an SVG file")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a Mermaid diagram")
     parser.add_argument(
         "--with", metavar="PATH", nargs="+", dest="models", default=[], help="models that nodes name by `served`"
     )
@@ -56,14 +56,11 @@ async def _show_with_models(arguments: argparse.Namespace) -> int:
 
 def _show(graph: GraphFunction, arguments: argparse.Namespace) -> int:
     try:
-        picture = make_picture(graph)
-        name = graph.name or Path(arguments.file).resolve().name
         if arguments.json:
+            name = graph.name or Path(arguments.file).resolve().name
             print(json.dumps({"name": name, **describe(graph)}, indent=2))
         else:
-            print(draw_text(picture), "", *summarize(graph), sep="\n")
-        if arguments.svg:
-            write_file(arguments.svg, draw_svg(picture, name))
+            print(draw_mermaid(graph))
     finally:
         graph.close()
     return 0

@@ -1,18 +1,14 @@
-"""`dragoman bench`: counts and latencies of servers of known delay, errors, comparison and plot."""
+"""`dragoman bench`: counts and latencies of servers of known delay, errors, comparison."""
 
 import asyncio
-import io
 import itertools
 import json
 import re
-import sys
 import time
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from dragoman.cli import main
 from dragoman_check.cli.bench import PROTOCOL_NAMES
@@ -23,8 +19,6 @@ from dragoman_check.load_test.compare import compare_runs
 from dragoman_check.load_test.connections import TimedExchange
 from dragoman_check.load_test.loops import LoadLevel, arrival_times, run_load
 from dragoman_check.load_test.measurements import Measurement, Recorder, percentiles
-from dragoman_check.load_test.plot import svg_plot
-from dragoman_check.load_test.png import png_of_svg
 from e2e.server_process import ServerProcess
 from features.check.load_test.conftest import TOKENS, SlowServer
 
@@ -354,7 +348,7 @@ def test_the_command_knows_the_protocols() -> None:
     assert PROTOCOL_NAMES == jobs.PROTOCOLS
 
 
-# --- comparison and plot -----------------------------------------------------------------------------------------
+# --- comparison -----------------------------------------------------------------------------------------
 
 
 def run_of(label: str, *p50: float, protocol: str = "rest") -> dict[str, Any]:
@@ -417,69 +411,3 @@ def test_runs_of_other_loads_are_not_compared(tmp_path: Path, capsys: pytest.Cap
     files[1].write_text("{}")
     assert main(["bench", "--compare", *map(str, files)]) == 2
     assert "expected files that dragoman bench --json wrote" in capsys.readouterr().err
-
-
-def test_a_plot_has_a_point_for_each_load(slow: SlowServer, tmp_path: Path) -> None:
-    file = tmp_path / "plot.svg"
-    assert main(["bench", slow.url, "slow", *QUICK, "--concurrency", "1,2", "--plot", str(file)]) == 0
-    svg = ET.parse(file).getroot()
-    space = "{http://www.w3.org/2000/svg}"
-    assert len(svg.findall(f"{space}circle")) == 6
-    texts = [text.text for text in svg.findall(f"{space}text")]
-    assert {"c=1", "c=2", "p50", "p90", "p99", "latency (ms)"} <= set(texts)
-
-
-def test_larger_latencies_are_higher_in_the_plot() -> None:
-    svg = ET.fromstring(svg_plot(run_of("a", 1.0)["measurements"] + run_of("b", 10.0)["measurements"], "<title>"))
-    first, second = svg.findall("{http://www.w3.org/2000/svg}circle")[:2]
-    assert float(first.get("cy", "")) > float(second.get("cy", ""))
-    assert float(first.get("cx", "")) > float(second.get("cx", ""))  # 1,000 and 100 requests per second
-
-
-def test_the_plot_of_repeated_runs_has_their_ranges() -> None:
-    runs = [run_of("a", p50)["measurements"][0] for p50 in (1.0, 1.0, 2.0)]
-    svg = ET.fromstring(svg_plot(runs, "runs"))
-    space = "{http://www.w3.org/2000/svg}"
-    assert len(svg.findall(f"{space}circle")) == 3
-    bars = [line for line in svg.findall(f"{space}line") if line.get("stroke-width") == "1"]
-    points = svg.findall(f"{space}circle")
-    for upright, flat, point in zip(bars[::2], bars[1::2], points, strict=True):
-        assert upright.get("x1") == upright.get("x2") == point.get("cx")
-        assert upright.get("y1") == point.get("cy")  # the median is the least latency
-        assert float(upright.get("y2", "")) < float(upright.get("y1", ""))
-        assert (flat.get("y1"), flat.get("y2"), flat.get("x2")) == (point.get("cy"), point.get("cy"), point.get("cx"))
-
-
-def test_a_png_shows_the_same_as_the_svg() -> None:
-    svg = svg_plot(run_of("a", 1.0)["measurements"] + run_of("b", 10.0)["measurements"], "latency")
-    image = Image.open(io.BytesIO(png_of_svg(svg))).convert("RGB")
-    root = ET.fromstring(svg)
-    assert image.size == tuple(2 * float(each) for each in root.get("viewBox", "").split()[2:])
-    for circle in root.findall("{http://www.w3.org/2000/svg}circle"):
-        place = round(2 * float(circle.get("cx", ""))), round(2 * float(circle.get("cy", "")))
-        assert "#{:02x}{:02x}{:02x}".format(*image.getpixel(place)) == circle.get("fill")
-    for text in root.findall("{http://www.w3.org/2000/svg}text"):
-        x, y = (2 * float(text.get(each, "")) for each in ("x", "y"))
-        near = image.crop((round(x) - 40, round(y) - 40, round(x) + 40, round(y) + 10))
-        assert min(near.convert("L").tobytes()) < 100, f"'{text.text}' is not drawn"
-
-
-def test_dashes_are_gaps_in_a_png() -> None:
-    line = "<line x1='0' x2='40' y1='5' y2='5' stroke='#000000' stroke-width='2' stroke-dasharray='6 3'/>"
-    svg = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 40 10'>{line}</svg>"
-    row = Image.open(io.BytesIO(png_of_svg(svg))).convert("L").crop((0, 10, 72, 11)).tobytes()
-    assert [len(list(run)) for dark, run in itertools.groupby(row, lambda v: v < 128)][1:-1] == pytest.approx(
-        [6 if i % 2 == 0 else 12 for i in range(6)], abs=2
-    )
-
-
-def test_a_png_is_written(slow: SlowServer, tmp_path: Path) -> None:
-    file = tmp_path / "plot.PNG"
-    assert main(["bench", slow.url, "slow", *QUICK, "--concurrency", "1", "--plot", str(file)]) == 0
-    assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-def test_a_png_needs_pillow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    assert main(["bench", "http://127.0.0.1:1", "m", "--plot", "x.png"]) == 2
-    assert "pip install 'dragoman[images]'" in capsys.readouterr().err

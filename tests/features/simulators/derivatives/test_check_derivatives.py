@@ -1,7 +1,6 @@
 """`dragoman check derivatives` reports correct and wrong derivatives."""
 
 import json
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -154,28 +153,20 @@ def run(*arguments: object) -> int:
     return main(["check", "derivatives", *map(str, arguments)])
 
 
-def test_the_command_reports_correct_derivatives(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plot = tmp_path / "errors.svg"
-    assert run(f"{model}:right", "--config", '{"power": 4}', "--plot", plot) == 0
+def test_the_command_reports_correct_derivatives(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{model}:right", "--config", '{"power": 4}') == 0
     message = capsys.readouterr().out
     assert "gradient by complex step" in message
     assert message.count(" ok\n") == 5
     assert "all checks passed, at 5 points" in message
-    root = ET.parse(plot).getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "apply_jacobian y by x" in "".join(root.itertext())
 
 
 def test_the_command_reports_wrong_derivatives(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{model}:wrong", "--at", "[[1, 2]]", "--at", "[[3, 1]]", "--plot", "-") == 1
+    assert run(f"{model}:wrong", "--at", "[[1, 2]]", "--at", "[[3, 1]]") == 1
     message = capsys.readouterr().out
     assert "gradient  output_0  x " in message
     assert "WRONG" in message
     assert "1 of 1 checks failed, at 2 points" in message
-    assert "┤" in message
-    assert "● gradient output_0 by x" in message
 
 
 def test_the_command_prints_json(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +176,8 @@ def test_the_command_prints_json(model: Path, capsys: pytest.CaptureFixture[str]
     (check,) = result["checks"]
     assert (check["check"], check["output"], check["inputs"], check["passed"]) == ("gradient", "output_0", ["x"], False)
     assert check["error"] > 0.1
-    assert check["curve"][0].keys() == {"step", "error"}
+    assert [each["step"] for each in check["curve"]] == list(STEPS)
+    assert all(each["error"] > 0.1 for each in check["curve"])
 
 
 def test_the_command_reports_errors_of_the_function(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +196,6 @@ def test_the_command_reports_errors_of_the_function(model: Path, capsys: pytest.
         (("--config", "{"), "--config: expected JSON"),
         (("--model", "left"), "unknown model 'left'"),
         (("--config", '{"powers": 1}'), "unexpected entry 'powers'"),
-        (("--plot", "/nowhere/at/all.svg"), "--plot: folder '/nowhere/at' not found"),
     ],
 )
 def test_invalid_arguments_of_the_command(

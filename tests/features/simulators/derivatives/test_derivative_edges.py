@@ -1,9 +1,7 @@
-"""Edge cases: results of wrong sizes, sizes from a config, combined methods, plots of errors."""
+"""Edge cases: results of wrong sizes, sizes from a config, combined methods."""
 
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -14,7 +12,7 @@ import torch
 import dragoman
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import VectorFunction
-from dragoman_simulators.derivatives.checks import ErrorCurve, Tolerance, run_checks, svg_plot, text_plot
+from dragoman_simulators.derivatives.checks import Tolerance, run_checks
 from dragoman_simulators.derivatives.complex_step import NotAnalyticError, as_analytic
 from dragoman_simulators.derivatives.decorator import build_vector_function
 from dragoman_simulators.derivatives.user_function import ConfigCache
@@ -235,80 +233,6 @@ def test_an_error_equal_to_the_tolerance_passes() -> None:
     results = run_checks(function, [(np.array([0.5]),)], {}, 0, Tolerance(identities=0.0))
     (adjoint,) = (result for result in results if result.check == "adjoint")
     assert (adjoint.error, adjoint.passed) == (0.0, True)
-
-
-# --- charts of errors ----------------------------------------------------------------------------------------
-
-CURVES = (
-    ErrorCurve("first <1>", ((1e-1, 1e-2), (1e-3, 1e-6), (1e-5, 1e-4))),
-    ErrorCurve("second", ((1e-1, 1e-1), (1e-3, 0.0), (1e-5, float("nan")))),
-)
-
-
-def test_errors_are_plotted_as_text() -> None:
-    lines = text_plot(CURVES).split("\n")
-    assert lines[:5] == [
-        "   1e+01 ┤ ·    ·    ○",
-        "   1e+00 ┤ ·    ·    ·",
-        "   1e-01 ┤ ○    ·    ·",
-        "   1e-02 ┤ ●    ·    ·",
-        "   1e-03 ┤ ·    ·    ·",
-    ]
-    assert lines[15:] == [
-        "   1e-14 ┤ ·    ○    ·",
-        "         └───────────────",
-        "    step   -1   -3   -5   (powers of ten)",
-        "    ● first <1>",
-        "    ○ second",
-    ]
-
-
-def test_errors_are_plotted_as_svg() -> None:
-    svg = ET.fromstring(svg_plot(CURVES, "Errors & steps"))
-    name = "{http://www.w3.org/2000/svg}"
-    assert (svg.get("width"), svg.get("height"), svg.get("viewBox")) == ("870", "498", "0 0 870 498")
-    guide, first, _, second, _, guide_key = svg.findall(f"{name}polyline")
-    assert (guide.get("points"), guide.get("stroke-dasharray")) == ("62.0,83.3 582.0,286.0", "4 4")
-    assert guide_key.get("stroke-dasharray") == "4 4"
-    assert first.get("points") == "62.0,134.0 322.0,235.3 582.0,184.7"
-    assert second.get("points") == "62.0,108.7 322.0,438.0 582.0,58.0"
-    assert (first.get("stroke"), second.get("stroke")) == ("#1b6ca8", "#c8553d")
-    assert (first.get("stroke-dasharray"), second.get("stroke-dasharray")) == ("", "6 6")
-    elements = svg.findall(f"{name}text")
-    texts = [each.text for each in elements]
-    assert texts[0] == "Errors & steps"
-    assert [text for text in texts if text and text.startswith("1e")] == [
-        *("1e-14", "1e-11", "1e-08", "1e-05", "1e-02", "1e+01"),
-        *("1e-01", "1e-02", "1e-03", "1e-04", "1e-05"),
-    ]
-    assert texts[-5:-3] == ["step, relative to the magnitude of each input", "relative error"]
-    assert texts[-3:] == ["first <1>", "second", "error of order two"]
-    title, label = elements[0], elements[-4]
-    assert float(label.get("y", 0)) - float(title.get("y", 0)) > 15  # the label is below the title
-
-
-def test_long_names_fit_into_the_legend() -> None:
-    name = "apply_hessian " + "x" * 60
-    svg = ET.fromstring(svg_plot([ErrorCurve(name, ((0.1, 0.1),))], "Errors"))
-    (text,) = (each for each in svg.findall("{http://www.w3.org/2000/svg}text") if each.text == name)
-    assert float(svg.get("width", 0)) >= float(text.get("x", 0)) + 8 * len(name)
-
-
-MANY_CURVES = tuple(
-    ErrorCurve(f"apply_jacobian {i}", tuple((10.0 ** (-1 - k / 2), 10.0 ** -(k + i / 10)) for k in range(10)))
-    for i in range(18)
-)
-
-
-@pytest.mark.parametrize(("name", "curves"), [("none", ()), ("two", CURVES), ("many", MANY_CURVES)])
-def test_plots_do_not_change(name: str, curves: Sequence[ErrorCurve]) -> None:
-    """Compare with the files in `golden`; after a wanted change delete the file, run twice and look at it."""
-    for suffix, plot in (("svg", svg_plot(curves, "Errors & steps")), ("txt", text_plot(curves))):
-        path = Path(__file__).parent / "golden" / f"errors-{name}.{suffix}"
-        if not path.exists():
-            path.write_text(plot)
-            pytest.fail(f"{path.name} was missing and has been written")
-        assert plot == path.read_text()
 
 
 def test_extrapolated_differences_are_checked() -> None:

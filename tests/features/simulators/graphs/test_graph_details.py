@@ -1,7 +1,6 @@
-"""Options, sizes, ports and drawings of graphs to the letter."""
+"""Options, sizes and ports of graphs to the letter."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,12 @@ import pytest
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.vectors import Config, VectorFunction, Vectors
 from dragoman_simulators.graphs.builtin import BUILT_IN, Elementwise, built_in
-from dragoman_simulators.graphs.draw import draw_svg, draw_text
 from dragoman_simulators.graphs.function import GraphFunction
 from dragoman_simulators.graphs.graph import Graph, make_node
-from dragoman_simulators.graphs.layout import make_picture, summarize
 from dragoman_simulators.graphs.plan import plan_evaluation
 from dragoman_simulators.graphs.run import Schedule
 from dragoman_simulators.graphs.wiring import BoundValue, GraphInput, Node, Port, describe_source, wire
 from dragoman_simulators.graphs.wrappers import ConcurrencyLimit, EvaluationCache
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize(
@@ -416,47 +411,3 @@ def test_nodes_that_prove_quick_get_no_thread() -> None:
     assert (schedule.cheap, schedule.parallel) == ([True, False], False)
     chain = Schedule(plan_evaluation(wire(two, [(("a", ""), ("b", ""))])), [False, False])
     assert (chain.dependency_counts, chain.dependents, chain.parallel) == ([0, 1], [[1], []], False)
-
-
-# --- drawings ----------------------------------------------------------------------------------------------
-
-
-def crossing() -> GraphFunction:
-    """A graph whose lines cross and skip layers, with a bound value and a node without derivatives."""
-    nodes = {
-        "split": built_in("split", {"sizes": [1, 2, 1]}),
-        "own": Declares([2], [2]),
-        "gauss": built_in("gaussian_logpdf", {"dim": 2}),
-        "weights": built_in("sum", {"n": 3}),
-        "join": built_in("concatenate", {"n": 2}),
-        "last": built_in("scale", {"factor": 0.5}),
-    }
-    edges = [
-        (("split", "0"), ("weights", "2")),
-        (("split", "1"), ("own", "")),
-        (("split", "2"), ("weights", "0")),
-        (("own", ""), ("gauss", "")),
-        (("gauss", ""), ("weights", "1")),
-        (("weights", ""), ("join", "1")),
-        (("join", ""), ("last", "")),
-    ]
-    return graph(
-        edges,
-        nodes,
-        inputs={"theta": [("split", "")]},
-        outputs={"whole": ("last", ""), "density": ("gauss", ""), "again": ("gauss", "")},
-        bound={("join", "0"): np.array([1.5, 2, 3, 4])},
-    )
-
-
-def test_drawings_equal_the_golden_files() -> None:
-    graph_function = crossing()
-    text = draw_text(make_picture(graph_function)) + "\n\n" + "\n".join(summarize(graph_function)) + "\n"
-    assert text == (GOLDEN / "crossing.txt").read_text()
-    assert draw_svg(make_picture(graph_function), "a < b") == (GOLDEN / "crossing.svg").read_text()
-
-
-def test_short_bound_values_are_drawn_completely() -> None:
-    function = graph(nodes={"s": built_in("sum", {})}, bound={("s", "1"): np.array([1, 2, 1e-7])})
-    (box,) = (box for box in make_picture(function).boxes if box.kind == "bound")
-    assert (box.key, box.texts, box.inputs, box.outputs) == ("bound s.1", ("= 1, 2, 1e-07",), 0, 1)

@@ -1,18 +1,18 @@
-"""Drawings of graphs: every box and line is there, nothing overlaps, and the command reports errors."""
+"""`dragoman graph`: the diagram has every node and edge, any name is valid, and the command reports errors."""
 
-import itertools
 import json
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dragoman.cli import main
-from dragoman_simulators.graphs.draw import draw_svg, draw_text
-from dragoman_simulators.graphs.graph import Graph
-from dragoman_simulators.graphs.layout import Box, Line, Picture, layout, make_picture
+from dragoman_simulators.graphs.builtin import built_in
+from dragoman_simulators.graphs.description import draw_mermaid
+from dragoman_simulators.graphs.function import GraphFunction
+from dragoman_simulators.graphs.graph import Graph, make_node
+from dragoman_simulators.graphs.wiring import wire
+from features.simulators.graphs.test_graph_details import graph as wire_functions
 from features.simulators.graphs.test_graph_scheduling import Doubles
 
 TEXT = """\
@@ -20,56 +20,29 @@ nodes = { a = { builtin = "exp", dim = 2 }, b = { builtin = "sin" }, c = { built
 edges = ["a -> b -> c.0", "a -> c.1"]
 inputs = { x = "a" }
 """
-DRAWN = """\
-          ╭───╮
-          │ x │
-          ╰───╯
-            │2
-            ▼
-       ┌─────────┐
-       │    a    │
-       │   exp   │
-       │ E G J H │
-       └─────────┘
-            │2
-     ┌──────┴─┐
-     ▼        │
-┌─────────┐   │
-│    b    │   │
-│   sin   │   │
-│ E G J H │   │
-└─────────┘   │
-     │2       │
-     └───┐   ┌┘
-         ▼   ▼
-     ┌───────────┐
-     │     c     │
-     │    sum    │
-     │  E G J H  │
-     └───────────┘
-           │2
-           ▼
-         ╭───╮
-         │ c │
-         ╰───╯
-
-inputs   x [2]
-outputs  c [2]
-can do   evaluate, gradient, apply_jacobian, apply_hessian; many points in one call
-nodes    E evaluate, G gradient, J apply_jacobian, H apply_hessian, - missing
+DIAGRAM = """\
+flowchart TD
+    i0(["x"])
+    n0["a<br/>exp<br/>E G J H"]
+    n1["b<br/>sin<br/>E G J H"]
+    n2["c<br/>sum<br/>E G J H"]
+    o0(["c"])
+    i0 -->|"[2]"| n0
+    n0 -->|"[2]"| n1
+    n1 -->|"[2] → .0"| n2
+    n0 -->|"[2] → .1"| n2
+    n2 -->|"[2]"| o0
+%% inputs   x [2]
+%% outputs  c [2]
+%% can do   evaluate, gradient, apply_jacobian, apply_hessian; many points in one call
+%% nodes    E evaluate, G gradient, J apply_jacobian, H apply_hessian, - missing
 """
 
 
-def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_diagram(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "graph.toml").write_text(TEXT)
-    assert main(["graph", str(tmp_path), "--svg", str(tmp_path / "out.svg")]) == 0
-    assert capsys.readouterr().out == DRAWN
-    root = ET.parse(tmp_path / "out.svg").getroot()
-    names = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
-    title = root.findtext("{http://www.w3.org/2000/svg}title")
-    assert title == tmp_path.name  # not the folders above it
-    assert {"x", "a", "b", "c", "exp", "sin", "sum", "2", "E G J H"} <= names
-    assert len([*root.iter("{http://www.w3.org/2000/svg}path")]) == 1 + 5  # the arrow's head, and a line each
+    assert main(["graph", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == DIAGRAM
 
 
 def test_the_command_describes_a_graph_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +71,7 @@ def test_the_command_draws_graphs_built_in_python(tmp_path: Path, capsys: pytest
         "import dragoman\ng = dragoman.Graph('g')\ng.output(g.exp(g.input('x', 2)))\nbuilt = g.build()\nother = 3\n"
     )
     assert main(["graph", f"{tmp_path / 'built.py'}:built"]) == 0
-    assert "│   exp   │" in capsys.readouterr().out
+    assert '["exp<br/>E G J H"]' in capsys.readouterr().out
     assert main(["graph", f"{tmp_path / 'built.py'}:other"]) == 2
     assert "int is not a vector function" in capsys.readouterr().err
 
@@ -129,57 +102,75 @@ def test_models_named_by_a_graph_are_listed(
         "edges = ['a -> b']\n[nodes]\na = { served = 'inner' }\nb = { builtin = 'sin' }"
     )
     assert main(["graph", str(tmp_path / "outer.graph.toml"), "--with", str(tmp_path / "inner.graph.toml")]) == 0
-    assert "│  inner  │" in capsys.readouterr().out
+    assert "<br/>inner<br/>" in capsys.readouterr().out
     monkeypatch.setenv("DRAGOMAN_PLACEMENT", "nowhere")  # they are loaded under the server's settings
     assert main(["graph", str(tmp_path / "outer.graph.toml"), "--with", str(tmp_path / "inner.graph.toml")]) == 2
     assert "'placement': expected one of " in capsys.readouterr().err
 
 
-def test_missing_abilities_are_drawn() -> None:
+def test_missing_abilities_are_shown() -> None:
     g = Graph()
     g.output(g.exp(g.add(Doubles(), "twice")(g.input("x"))))
-    text = draw_text(make_picture(g.build()))
-    assert "│  twice  │" in text
-    assert "│ E G J - │" in text
+    text = draw_mermaid(g.build())
+    assert '["twice<br/>E G J -"]' in text
+    assert "\n%% no apply_hessian: node 'twice' has no apply_hessian\n" in text
 
 
-def test_the_picture_in_the_docs_is_up_to_date(tmp_path: Path) -> None:
+def test_the_diagram_in_the_docs_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     root = Path(__file__).parents[4]
-    assert main(["graph", str(root / "examples" / "scientific" / "posterior"), "--svg", str(tmp_path / "new.svg")]) == 0
-    output, documented = (
-        (p.read_text().split("</title>")[1]) for p in (tmp_path / "new.svg", root / "docs/graph-posterior.svg")
+    assert main(["graph", str(root / "examples" / "scientific" / "posterior")]) == 0
+    assert f"```mermaid\n{capsys.readouterr().out}```\n" in (root / "docs" / "graphs.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("theta_0", "theta_0"),
+        ("größe 2.5", "größe 2.5"),
+        ('a "quoted" name', "a#32;#34;quoted#34;#32;name"),
+        ("%%{init: {}}%%", "#37;#37;#123;init#58;#32;#123;#125;#125;#37;#37;"),
+        ("#35;", "#35;35#59;"),
+        ("`code`", "#96;code#96;"),
+        ("<b>&amp;", "#60;b#62;#38;amp#59;"),
+        ("1. one", "1#46;#32;one"),
+        ("- a\n b", "#45;#32;a#10;#32;b"),
+        ("__init__", "#95;#95;init#95;#95;"),
+        ("end", "end"),
+        ("\U0001f600", "#128512;"),
+        ("", "#160;"),
+    ],
+)
+def test_names_are_escaped(name: str, shown: str) -> None:
+    node = make_node("n", built_in("exp", {"dim": 1}), label=name)
+    graph = GraphFunction(wire([node], [], inputs={name: [("n", "")]}, outputs={name: ("n", "")}))
+    diagram, comments = draw_mermaid(graph).split("%% ", 1)
+    label = f"{shown}<br/>" if name else "elementwise<br/>"
+    assert diagram.splitlines()[1:4] == [
+        f'    i0(["{shown}"])',
+        f'    n0["n<br/>{label}E G J H"]',
+        f'    o0(["{shown}"])',
+    ]
+    assert len(comments.splitlines()) == 4
+    assert "%%{" not in comments
+
+
+def test_bound_values_and_ports_are_shown() -> None:
+    nodes = {"s": built_in("split", {"sizes": [3, 1]}), "t": built_in("sum", {})}
+    graph = wire_functions(
+        [(("s", "0"), ("t", "0"))],
+        nodes,
+        inputs={"x": [("s", "")]},
+        outputs={"total": ("t", ""), "rest": ("s", "1")},
+        bound={("t", "1"): np.array([1, 2.5, 1e-7])},
     )
-    assert output == documented
-
-
-@st.composite
-def pictures(draw: st.DrawFn) -> Picture:
-    count = draw(st.integers(1, 12))
-    boxes: list[Box] = []
-    lines: list[Line] = []
-    for i in range(count):
-        outputs = draw(st.integers(1, 3))
-        sources = draw(st.lists(st.integers(0, i - 1), max_size=3)) if i else []
-        for port, source in enumerate(sources):
-            lines.append(Line(f"n{source}", draw(st.integers(0, boxes[source].outputs - 1)), f"n{i}", port, 2))
-        boxes.append(Box(f"n{i}", "node", (f"n{i}" * draw(st.integers(1, 4)), "E G"), len(sources), outputs))
-    return Picture(tuple(boxes), tuple(lines))
-
-
-@settings(max_examples=60, deadline=None)
-@given(pictures())
-def test_boxes_never_overlap_and_lines_lead_downwards(picture: Picture) -> None:
-    drawing = layout(picture, lambda box: len(box.texts[0]) + 4 + 2 * max(box.inputs, box.outputs), 1, 3)
-    level = {key: i for i, layer in enumerate(drawing.layers) for key in layer}
-    assert {key for key in level if not key.startswith("pass ")} == {box.key for box in picture.boxes}
-    for layer in drawing.layers:
-        for a, b in itertools.pairwise(layer):
-            right = drawing.center[a] - drawing.width[a] // 2 + drawing.width[a]
-            assert right + 3 <= drawing.center[b] - drawing.width[b] // 2
-    for route in drawing.routes:
-        assert [level[b] - level[a] for a, b in itertools.pairwise(route.stops)] == [1] * (len(route.stops) - 1)
-    canvas = draw_text(picture)
-    for box in picture.boxes:
-        assert f"│{box.texts[0].center(drawing.width[box.key] - 2)}│" in canvas or box.texts[0] in canvas
-    assert canvas.count("▼") >= len({(line.end, line.input) for line in picture.lines})
-    ET.fromstring(draw_svg(picture, "a < b"))
+    lines = draw_mermaid(graph).splitlines()
+    assert '    b0{{"1, 2.5, 1e-07"}}' in lines
+    assert [line.strip() for line in lines if "-->" in line] == [
+        'i0 -->|"[4]"| n0',
+        'n0 -->|"[3] .0 → .0"| n1',
+        'b0 -->|"[3] → .1"| n1',
+        'n1 -->|"[3]"| o0',
+        'n0 -->|"[1] .1 →"| o1',
+    ]
+    long = wire_functions(nodes={"t": built_in("sum", {})}, bound={("t", "1"): np.arange(4.0)})
+    assert '{{"0, 1, 2, ..."}}' in draw_mermaid(long)
