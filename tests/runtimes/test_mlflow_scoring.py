@@ -228,10 +228,10 @@ def test_predictions_that_json_does_not_have(ours: TestClient) -> None:
     assert "infinite" in answer.json()["message"]
 
 
-def test_other_formats_are_those_of_arrays(ours: TestClient) -> None:
+def test_accept_does_not_change_the_format(ours: TestClient) -> None:
     body = {"inputs": [[1, 2, 3]]}
     answer = ours.post("/models/tensor/invocations", json=body, headers={"accept": "text/csv"})
-    assert (answer.status_code, answer.text) == (200, "6.0\n")
+    assert (answer.status_code, answer.json()) == (200, {"predictions": [6.0]})
 
 
 def test_the_client_of_mlflow(ours: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

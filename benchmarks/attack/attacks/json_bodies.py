@@ -61,7 +61,6 @@ def _attack(
     models: tuple[str, ...] = ("doubled", "Rows"),
     compressed: bool = True,
     content_type: str = "application/json",
-    accept: str = "",
     numbers: int = 0,
     tensor_bytes: int = 0,
 ) -> Attack:
@@ -71,7 +70,7 @@ def _attack(
     """
 
     def run(target: Target) -> str:
-        return post(target, path, body(), compressed=compressed, content_type=content_type, accept=accept)
+        return post(target, path, body(), compressed=compressed, content_type=content_type)
 
     tensors = tensor_bytes or numbers * _FP64 * _TENSORS
     return Attack(name=f"json-{name}", about=about, run=run, body_bytes=size, tensor_bytes=tensors, models=models)
@@ -212,46 +211,6 @@ _MORE = [
         60 * _MIB,
         ("doubled", "vector"),
         tensor_bytes=60 * _MIB + 30 * _MIB * _FP64,  # the body is there while it is parsed
-    ),
-    _attack(
-        "csv",
-        "60 MiB of CSV, a number a line",
-        "/invocations",
-        lambda: b"1\n" * 30 * _MIB,
-        60 * _MIB,
-        ("doubled",),
-        content_type="text/csv",
-        numbers=30 * _MIB,
-    ),
-    _attack(
-        "csv-response",
-        "the same, answered as CSV",
-        "/invocations",
-        lambda: b"1\n" * 30 * _MIB,
-        60 * _MIB,
-        ("doubled",),
-        content_type="text/csv",
-        accept="text/csv",
-        numbers=30 * _MIB,
-    ),
-    _attack(
-        "csv-unusual-numbers",
-        "60 MiB of CSV, `+1` a line, which no JSON parser accepts",
-        "/invocations",
-        lambda: b"+1\n" * 20 * _MIB,
-        60 * _MIB,
-        ("doubled",),
-        content_type="text/csv",
-        numbers=20 * _MIB,
-    ),
-    _attack(
-        "csv-texts",
-        "60 MiB of CSV, a letter a line",
-        "/invocations",
-        lambda: b"a\n" * 30 * _MIB,
-        60 * _MIB,
-        ("doubled",),
-        content_type="text/csv",
     ),
     _attack(
         "tool-arguments",

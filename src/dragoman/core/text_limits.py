@@ -17,9 +17,8 @@ MAX_BIASES = 1024
 MAX_TOP = 20
 MAX_TEMPLATE_CHARACTERS = 65_536
 
-# Defaults of TGI's launcher, and its limit of Vertex AI.
+# Defaults of TGI's launcher.
 TGI_INPUTS = 4
-TGI_INSTANCES = 128
 TGI_STOPS = 4
 TGI_BEST_OF = 2
 TGI_TOP = 5

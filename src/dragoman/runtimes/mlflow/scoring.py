@@ -148,4 +148,6 @@ def _with_null(text: str) -> str:
 
 def _constant(name: str) -> None:
     if name != "NaN":
-        raise OverflowError("a prediction is infinite, which JSON does not support: send accept: tensor/npz")
+        raise OverflowError(
+            "a prediction is infinite, which JSON does not support: ask for binary output over Open Inference"
+        )

@@ -72,7 +72,7 @@ _NEXT = {"type": "integer", "minimum": 0, "maximum": MAX_MODELS}
 
 INVOKE = Operation(
     "Run a model on the body that it takes: a prompt with parameters, a chat, arrays or a table",
-    {200: {JSON: None, EVENT_STREAM: None, OCTET_STREAM: None, "text/csv": None, "application/jsonlines": None}},
+    {200: {JSON: None, EVENT_STREAM: None, OCTET_STREAM: None, "application/jsonlines": None}},
     {JSON: None, OCTET_STREAM: None, "text/csv": None},
 )
 PING = Operation("Check the health of all models", {200: {JSON: dict[str, Any]}})

@@ -40,7 +40,7 @@ from dragoman.protocols.wire import (
 )
 from dragoman_text.apis.common.openai_format import split_model
 from dragoman_text.apis.lmi import control, messages
-from dragoman_text.apis.lmi.arrays import READERS, names_format, parse_arrays_request
+from dragoman_text.apis.lmi.arrays import READERS, parse_arrays_request
 from dragoman_text.apis.lmi.formats import Formatter, LmiErrors, format_dynamic, parse_codes
 from dragoman_text.apis.lmi.model import lmi_model
 from dragoman_text.apis.lmi.request import (
@@ -190,7 +190,8 @@ class Lmi:
 
         def then(response: Response[ModelDescription]) -> EndpointResult:
             described = response.answer
-            if _HANDLER in described.handlers and http.path.endswith(_INVOCATIONS) and not names_format(http):
+            answers_itself = _HANDLER in described.handlers and http.path.endswith(_INVOCATIONS)
+            if answers_itself and media_type(http) not in READERS:
                 return handler_call(http, self._policy, described.name, http.params.get("version", ""), _INVOCATIONS)
             if Generate not in described.calls and Infer in described.calls:
                 able = Embed in described.calls

@@ -19,12 +19,6 @@ class GeneratedText(msgspec.Struct):
     details: Mapping[str, Any] | None = None
 
 
-class VertexPredictions(msgspec.Struct):
-    """One prediction for each instance, as of Vertex AI."""
-
-    predictions: Sequence[Any]
-
-
 class TgiToken(msgspec.Struct):
     """A token, and where its characters begin and end in the text."""
 
@@ -64,9 +58,6 @@ _PROMPT = {JSON: _body(inputs=_TEXTS)}
 _PROMPT_OR_STREAM = _body(inputs=_TEXTS)
 _PROMPT_OR_STREAM["properties"]["stream"] = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
 _TOKENIZED = {"anyOf": [_body(inputs=_TEXT), body_schema({}, prompt={"type": "string"}), _CHAT]}
-_VERTEX = body_schema(
-    {}, instances={"type": "array", "minItems": 1, "items": {"anyOf": [body_schema({}, inputs=_TEXT), _CHAT]}}
-)
 
 GENERATE_OR_STREAM = Operation(
     "Complete a prompt, as a stream if the body asks for it",
@@ -75,9 +66,6 @@ GENERATE_OR_STREAM = Operation(
 )
 GENERATE = Operation("Complete a prompt", {200: {JSON: (GeneratedText, list[GeneratedText])}}, _PROMPT)
 GENERATE_STREAM = Operation("Complete a prompt as a stream", {200: {EVENT_STREAM: None}}, {JSON: _body(inputs=_TEXT)})
-VERTEX = Operation(
-    "Complete the instances of a request of Vertex AI", {200: {JSON: VertexPredictions}}, {JSON: _VERTEX}
-)
 TOKENIZE = Operation("Split a text into tokens", {200: {JSON: (list[TgiToken], TokenIds)}}, {JSON: _TOKENIZED})
 CHAT_TOKENIZE = Operation("Split a chat into tokens", {200: {JSON: ChatTokens}}, {JSON: _CHAT})
 INFO = Operation("Describe the text model", {200: {JSON: dict[str, Any]}})

@@ -64,7 +64,6 @@ from dragoman_text.apis.tgi.request import (
     resolve_model,
     wants_stream,
 )
-from dragoman_text.apis.tgi.vertex import get_model_field, parse_predictions_request
 
 _TYPES: Sequence[tuple[type[DragomanError], int, str]] = (
     (ModelNameMissing, 400, "validation"),
@@ -138,15 +137,6 @@ class Tgi:
             return HttpStream(request, formatter.format_chunk, _error_event, b"", formatter.stream_headers, refused)
 
         return resolve_model(body, http, then)
-
-    def vertex(self, http: HttpRequest) -> EndpointResult:
-        """Vertex AI: return one prediction per instance."""
-        body = object_body(http.body, self._policy)
-
-        def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:
-            return parse_predictions_request(body, http, self._policy, write_error, model, ignored_fields)
-
-        return resolve_model(get_model_field(body), http, then)
 
     # --- tokens ----------------------------------------------------------------------------------------------
 
@@ -246,7 +236,6 @@ def protocol(policy: Policy) -> HttpProtocol:
         for name, endpoint, operation in (
             ("generate", at.generate, messages.GENERATE),
             ("generate_stream", at.generate_stream, messages.GENERATE_STREAM),
-            ("vertex", at.vertex, messages.VERTEX),
             ("tokenize", at.tokenize, messages.TOKENIZE),
             ("chat_tokenize", at.chat_tokenize, messages.CHAT_TOKENIZE),
         ):

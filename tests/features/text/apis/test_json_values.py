@@ -127,29 +127,6 @@ async def test_values_in_tool_call_arguments_are_counted_together(server: TextSe
     assert (await server.post("/v1/chat/completions", {"model": "ReverseModel", "messages": messages})).status == 200
 
 
-async def test_tables_with_too_many_cells_are_rejected() -> None:
-    async with serve(double, placement="inline", max_bytes_elements=100) as server:
-        csv = {"content-type": "text/csv"}
-        response = await server.post("/invocations", b"a\n" * 101, csv)
-        assert response.status == 424
-        assert "too many cells in text/csv: expected at most 100" in error_message(response.json)
-        rows = b"".join(b"%d,0.5\n" % n for n in range(40_000))
-        response = await server.post("/invocations", rows, csv)
-        assert response.json["predictions"][39_999] == [79_998.0, 1.0]
-        response = await server.post("/invocations", b"x,y\n" + rows, csv)
-        assert response.json["predictions"][39_999] == [79_998.0, 1.0]
-        response = await server.post("/invocations", rows + b"1\n", csv)
-        assert "row 40001 has 1 values, the first 2" in error_message(response.json)
-
-
-async def test_csv_with_a_too_long_cell_is_rejected() -> None:
-    async with serve(double, placement="inline") as server:
-        for size in (200_000, 300_000):  # parsed at once, and in chunks
-            response = await server.post("/predictions/double", b"1" * size + b"\n2\n", {"content-type": "text/csv"})
-            assert response.status == 424
-            assert "the request body is not valid CSV: field larger than field limit" in error_message(response.json)
-
-
 async def test_large_forms_and_tables_of_prompts_are_rejected() -> None:
     form, table = ({"content-type": kind} for kind in ("application/x-www-form-urlencoded", "text/csv"))
     too_large = "the form is too large: expected at most 16777216 bytes and 65536 lines or fields"

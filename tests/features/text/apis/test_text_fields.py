@@ -37,7 +37,6 @@ ROUTES: Mapping[str, Any] = {
     "/generate": TGI,
     "/generate_stream": TGI,
     "/": TGI,
-    "/vertex": {"instances": [TGI]},
     "/tokenize": {"inputs": "a b"},
     "/chat_tokenize": {"messages": CHAT},
     "/detokenize": {"tokens": [1, 2]},

@@ -55,7 +55,6 @@ REQUESTS: dict[str, Callable[[int], tuple[str, Any]]] = {
     "token ids of a `prompt` that is one list": lambda n: ("/v1/completions", {"prompt": [1] * n, "max_tokens": 1}),
     "`inputs` of LMI": lambda n: ("/invocations", {"inputs": ["a"] * n, "parameters": {"max_new_tokens": 1}}),
     "`inputs` of TGI": lambda n: ("/generate", {"inputs": ["a"] * n}),
-    "`instances` of Vertex AI": lambda n: ("/vertex", {"instances": [{"inputs": "a"}] * n}),
     "texts of embeddings, rerank and score": lambda n: ("/v1/embeddings", {"input": ["a"] * n}),
     "tools": lambda n: chat(tools=[TOOL] * n),
     "stop strings": lambda n: chat(stop=["b"] * n),
@@ -109,5 +108,5 @@ async def test_requests_at_a_limit_and_above_it(server: TextServer, name: str) -
     assert response.status == 200, response.body
     path, body = REQUESTS[name](limit + 1)
     response = await server.post(path, body)
-    assert response.status == {"/generate": 422, "/vertex": 422, "/invocations": 424}.get(path, 400), response.body
+    assert response.status == {"/generate": 422, "/invocations": 424}.get(path, 400), response.body
     assert str(limit) in response.body.decode()
