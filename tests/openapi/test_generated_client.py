@@ -67,4 +67,4 @@ def check_responses(client: Any, models: Any) -> None:
     assert call("um_bridge", "post_evaluate", body=point).output == [[2.25, 4.0]]
     rows = models.Instances(instances=[1.5, -2.0])
     assert call("k_serve_v1", "post_v1_models_name_predict", "Square", body=rows).predictions == [2.25, 4.0]
-    assert call("open_ai", "get_v1_models").data == []
+    assert call("open_ai", "get_v1_models")["data"] == []

@@ -62,6 +62,20 @@ async def test_an_operation_has_parameters_bodies_and_every_status() -> None:
     assert "FP32" in tensor["properties"]["datatype"]["enum"]
 
 
+async def test_responses_of_other_vendors_are_described_by_their_documentation() -> None:
+    document = await read_document()
+    paths = ("/v1/chat/completions", "/v1/messages", "/api/chat", "/generate", "/invocations")
+    for path in paths:
+        operation = document["paths"][path]["post"]
+        assert operation["externalDocs"]["url"].startswith("https://")
+        assert (
+            operation["requestBody"]["content"]["application/json"]["schema"].keys() >= {"properties"}
+            or path == paths[-1]
+        )
+        assert "$ref" not in json.dumps(operation)
+    assert "externalDocs" not in document["paths"][INFER]["post"]
+
+
 async def test_credentials_are_declared_where_they_are_needed(keys: KeyFile) -> None:
     open_document = await read_document()
     assert "securitySchemes" not in open_document["components"]

@@ -231,6 +231,7 @@ class HttpProtocol:
     `format_error` gets an error and the id of the request. `fallback` serves paths that match no route of any protocol,
     for callers with the role infer. `header` is one that all clients of the protocol send: it decides which protocol
     serves a path of several, and formats the error of an unknown path. `key` is its name in the setting `protocols`.
+    `reference` is the address of the vendor's documentation, which describes the responses.
     """
 
     name: str
@@ -240,6 +241,7 @@ class HttpProtocol:
     errors: ErrorResponses | None = None
     header: str = ""
     key: str = ""
+    reference: str = ""
 
     @property
     def label(self) -> str:

@@ -102,6 +102,8 @@ def _operation(
 ) -> dict[str, Any]:
     name = re.sub(r"\W+", "_", f"{route.method.lower()}{operation.path or route.pattern}").strip("_")
     described: dict[str, Any] = {"operationId": name, "summary": operation.summary, "tags": [protocol.name]}
+    if protocol.reference:
+        described["externalDocs"] = {"url": protocol.reference}
     if parameters := [*_parameters(route, operation)]:
         described["parameters"] = parameters
     if operation.request:

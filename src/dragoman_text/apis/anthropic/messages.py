@@ -1,9 +1,7 @@
-"""Messages and errors of Anthropic's API, and the description of its routes for OpenAPI."""
+"""Errors of Anthropic's API, and the description of its routes for OpenAPI."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from dragoman.core.errors import (
     DeadlineExceeded,
@@ -22,6 +20,8 @@ from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operatio
 from dragoman_text.apis.anthropic.request import CONVERSATION, PARAMETERS
 from dragoman_text.apis.common.messages import MESSAGES
 
+REFERENCE = "https://docs.claude.com/en/api/messages"
+
 _ERRORS: Sequence[tuple[type[DragomanError], int, str]] = (
     (InvalidInput, 400, "invalid_request_error"),
     (NotSupported, 400, "invalid_request_error"),
@@ -36,82 +36,21 @@ _ERRORS: Sequence[tuple[type[DragomanError], int, str]] = (
 _OTHER_TYPES: Mapping[int, str] = {413: "request_too_large", 404: "not_found_error"}
 
 
-class MessageUsage(msgspec.Struct):
-    """`input_tokens` are those of the prompt that were not in the cache."""
-
-    input_tokens: int
-    output_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-
-
-class Message(msgspec.Struct):
-    """A message of the model; `content` has blocks of text, thinking and tool_use."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: Sequence[Mapping[str, Any]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-    stop_sequence: str | None
-    usage: MessageUsage
-
-
-class TokenCount(msgspec.Struct):
-    input_tokens: int
-
-
-class AnthropicModel(msgspec.Struct):
-    """A text model, or one of its adapters; `created_at` is when the server was started."""
-
-    id: str
-    type: Literal["model"]
-    display_name: str
-    created_at: str
-    lifecycle: Literal["active"]
-    max_input_tokens: int | None
-    max_tokens: int | None
-
-
-class AnthropicModels(msgspec.Struct):
-    """A page of the models; `has_more` in the direction of the page."""
-
-    data: Sequence[AnthropicModel]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-
-
-class AnthropicError(msgspec.Struct):
-    """`details` has a reason for programs, of errors about threads."""
-
-    type: str
-    message: str
-    details: Mapping[str, Any] | None = None
-
-
-class AnthropicErrorMessage(msgspec.Struct):
-    type: Literal["error"]
-    error: AnthropicError
-    request_id: str | None = None
-
-
-ERRORS = ErrorResponses(frozenset(status for _, status, _ in _ERRORS), {JSON: AnthropicErrorMessage})
+ERRORS = ErrorResponses(frozenset(status for _, status, _ in _ERRORS), {JSON: dict[str, Any]})
 _MAX_TOKENS = {"type": "integer", "minimum": 1}
 CREATE = Operation(
     "Create a message",
-    {200: {JSON: Message, EVENT_STREAM: None}},
+    {200: {JSON: dict[str, Any], EVENT_STREAM: None}},
     {JSON: body_schema(PARAMETERS, messages=MESSAGES, max_tokens=_MAX_TOKENS)},
 )
 COUNT = Operation(
-    "Count the tokens of a message", {200: {JSON: TokenCount}}, {JSON: body_schema(CONVERSATION, messages=MESSAGES)}
+    "Count the tokens of a message", {200: {JSON: dict[str, Any]}}, {JSON: body_schema(CONVERSATION, messages=MESSAGES)}
 )
 
 _VERSION = {"anthropic-version": {"type": "string"}}
 _PAGE = {"limit": {"type": "integer", "minimum": 1, "maximum": 1000}, "after_id": {}, "before_id": {}}
-MODELS = Operation("List the text models", {200: {JSON: AnthropicModels}}, query=_PAGE, headers=_VERSION)
-MODEL = Operation("Describe a text model", {200: {JSON: AnthropicModel}}, headers=_VERSION)
+MODELS = Operation("List the text models", {200: {JSON: dict[str, Any]}}, query=_PAGE, headers=_VERSION)
+MODEL = Operation("Describe a text model", {200: {JSON: dict[str, Any]}}, headers=_VERSION)
 
 
 def error_status(error: DragomanError) -> int:

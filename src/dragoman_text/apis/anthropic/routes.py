@@ -171,7 +171,14 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("GET", "/v1/models", at.models, role="read", operation=messages.MODELS),
         Route("GET", "/v1/models/{name}", at.model, role="read", operation=messages.MODEL),
     ]
-    return HttpProtocol("Anthropic", tuple(routes), write_error, errors=messages.ERRORS, header="anthropic-version")
+    return HttpProtocol(
+        "Anthropic",
+        tuple(routes),
+        write_error,
+        errors=messages.ERRORS,
+        header="anthropic-version",
+        reference=messages.REFERENCE,
+    )
 
 
 def write_error(error: DragomanError | HttpError, request_id: str) -> HttpResponse:

@@ -245,4 +245,6 @@ def protocol(policy: Policy) -> HttpProtocol:
         for path in _PATHS
     ]
     described = messages.errors(errors.statuses)
-    return HttpProtocol("LMI", (*routes, *control.routes(policy)), errors.write, errors=described)
+    return HttpProtocol(
+        "LMI", (*routes, *control.routes(policy)), errors.write, errors=described, reference=messages.REFERENCE
+    )

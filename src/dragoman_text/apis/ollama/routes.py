@@ -359,7 +359,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("GET", "/api/ps", at.running, role="read", operation=messages.RUNNING),
         Route("GET", "/api/version", at.version, role="read", operation=messages.VERSION),
     )
-    return HttpProtocol("Ollama", routes, write_error, errors=messages.ERRORS)
+    return HttpProtocol("Ollama", routes, write_error, errors=messages.ERRORS, reference=messages.REFERENCE)
 
 
 def write_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:

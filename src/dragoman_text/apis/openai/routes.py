@@ -246,7 +246,8 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("POST", f"{base}/score", scoring.score, role="infer", operation=messages.score(SCORE))
         for base in ("", "/v1", "/models/{model}")
     ]
-    return HttpProtocol("OpenAI", tuple(routes), write_error, errors=messages.errors(STATUSES))
+    errors = messages.errors(STATUSES)
+    return HttpProtocol("OpenAI", tuple(routes), write_error, errors=errors, reference=messages.REFERENCE)
 
 
 def write_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:

@@ -1,46 +1,20 @@
-"""Messages of TGI's API, and the description of its routes for OpenAPI."""
+"""Description of the routes of TGI's API for OpenAPI."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from dragoman.core.text_limits import TGI_INPUTS
 from dragoman.protocols.parameters import body_schema
 from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operation
-from dragoman_text.apis.common.messages import MESSAGES, TokenIds
+from dragoman_text.apis.common.messages import MESSAGES
 from dragoman_text.apis.tgi.request import PARAMETERS
 
-
-class GeneratedText(msgspec.Struct):
-    """A completion; with `details`, its tokens, seed and reason of its end."""
-
-    generated_text: str
-    details: Mapping[str, Any] | None = None
-
-
-class TgiToken(msgspec.Struct):
-    """A token, and where its characters begin and end in the text."""
-
-    id: int
-    text: str
-    start: int
-    stop: int
-
-
-class ChatTokens(msgspec.Struct):
-    tokenize_response: Sequence[TgiToken]
-    templated_text: str
-
-
-class TgiErrorMessage(msgspec.Struct):
-    error: str
-    error_type: str
+REFERENCE = "https://huggingface.github.io/text-generation-inference/"
 
 
 def errors(statuses: Sequence[int]) -> ErrorResponses:
     """Return the description of errors with these statuses."""
-    return ErrorResponses(frozenset(statuses), {JSON: TgiErrorMessage})
+    return ErrorResponses(frozenset(statuses), {JSON: dict[str, Any]})
 
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -61,12 +35,12 @@ _TOKENIZED = {"anyOf": [_body(inputs=_TEXT), body_schema({}, prompt={"type": "st
 
 GENERATE_OR_STREAM = Operation(
     "Complete a prompt, as a stream if the body asks for it",
-    {200: {JSON: list[GeneratedText], EVENT_STREAM: None}},
+    {200: {JSON: None, EVENT_STREAM: None}},
     {JSON: _PROMPT_OR_STREAM},
 )
-GENERATE = Operation("Complete a prompt", {200: {JSON: (GeneratedText, list[GeneratedText])}}, _PROMPT)
+GENERATE = Operation("Complete a prompt", {200: {JSON: None}}, _PROMPT)
 GENERATE_STREAM = Operation("Complete a prompt as a stream", {200: {EVENT_STREAM: None}}, {JSON: _body(inputs=_TEXT)})
-TOKENIZE = Operation("Split a text into tokens", {200: {JSON: (list[TgiToken], TokenIds)}}, {JSON: _TOKENIZED})
-CHAT_TOKENIZE = Operation("Split a chat into tokens", {200: {JSON: ChatTokens}}, {JSON: _CHAT})
-INFO = Operation("Describe the text model", {200: {JSON: dict[str, Any]}})
+TOKENIZE = Operation("Split a text into tokens", {200: {JSON: None}}, {JSON: _TOKENIZED})
+CHAT_TOKENIZE = Operation("Split a chat into tokens", {200: {JSON: None}}, {JSON: _CHAT})
+INFO = Operation("Describe the text model", {200: {JSON: None}})
 HEALTH = Operation("Check whether the model can answer", {200: {}})

@@ -243,7 +243,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         routes.append(Route("GET", f"{base}/health", at.health, health=True, operation=messages.HEALTH))
         routes.append(Route("GET", f"{base}/info", at.info, role="read", operation=messages.INFO))
     errors = messages.errors([status for _, status, _ in _TYPES])
-    return HttpProtocol("TGI", tuple(routes), write_error, errors=errors)
+    return HttpProtocol("TGI", tuple(routes), write_error, errors=errors, reference=messages.REFERENCE)
 
 
 # --- errors --------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def write_model(path: Path, **parameters: Any) -> str:
     model.mkdir(parents=True)
     tests = Path(__file__).parents[3]
     (model / "model.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(tests)!r})\nfrom text.text_server import ReverseModel\n\n\n"
+        f"import sys\nsys.path.insert(0, {str(tests)!r})\nfrom text_server import ReverseModel\n\n\n"
         "class Custom(ReverseModel):\n    pass\n"
     )
     settings = "\n".join(f"{name} = {json.dumps(value)}" for name, value in parameters.items())

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from dragoman.core.calls import Embed, Embedded
 from dragoman.core.text import Generation, Grammar, PromptInfo, RawPrompt, Text, Token, merge_chunks
 from dragoman_text.apis.common.completion_parser import parser_for
 from dragoman_text.apis.common.completions import Offsets
-from dragoman_text.apis.common.messages import ChatCompletion
 from dragoman_text.apis.common.openai_format import format_logprob, format_prompt_logprobs
 from dragoman_text.apis.common.tools import ChatChunk, collect_calls, parse_tools
 from text_server import ReverseModel, TextServer, events, serve, token_id
@@ -179,8 +177,6 @@ async def test_token_ids_of_chats(server: TextServer) -> None:
     whole = (await server.post("/v1/chat/completions", body)).json
     prompt, completions = "user: b <think>a</think>c", ["<think>a</think>c b user: .", "b user: ."]
     assert whole["prompt_token_ids"] == ids_of(prompt)
-    described = msgspec.convert(whole, ChatCompletion)
-    assert (described.prompt_token_ids, described.choices[1].token_ids) == (ids_of(prompt), ids_of(completions[1]))
     assert [choice["token_ids"] for choice in whole["choices"]] == [ids_of(each) for each in completions]
     streamed = events((await server.post("/v1/chat/completions", {**body, "stream": True})).body)[:-1]
     assert [i for i, chunk in enumerate(streamed) if "prompt_token_ids" in chunk] == [0]
