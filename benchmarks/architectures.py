@@ -2,7 +2,8 @@
 
 usage: python -m benchmarks.architectures [--page] [MODEL_TYPE ...]
 
-Each model completes three prompts greedily, alone and together. --page writes the table into docs/text-engine.md.
+Each model completes three prompts greedily, alone and together. --page writes the table into
+benchmarks/results/text-engine.md.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Sampling
 from dragoman_text.runtimes.llm.model import LanguageModel
 
-PAGE = ROOT / "docs" / "text-engine.md"
+PAGE = ROOT / "benchmarks" / "results" / "text-engine.md"
 _MARKED = re.compile(r"(<!-- from results: architectures -->\n).*?(<!-- end -->)", re.S)
 VOCABULARY = 96
 WINDOW = 6  # shorter than the prompts of the tests
@@ -259,7 +260,7 @@ def table(results: Mapping[str, str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", action="store_true", help="write the table into docs/text-engine.md")
+    parser.add_argument("--page", action="store_true", help="write the table into benchmarks/results/text-engine.md")
     parser.add_argument("names", nargs="*", metavar="MODEL_TYPE")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -39,8 +39,8 @@ Row = dict[str, Any]
 Measure = Callable[[int, int, float], Awaitable[tuple[int, float]]]
 
 MODEL = f"{ROOT / 'benchmarks' / 'models.py'}:Doubling"
-PAGE = ROOT / "docs" / "cluster.md"
-PICTURE = ROOT / "docs" / "cluster-hosts.svg"
+PAGE = ROOT / "benchmarks" / "results" / "cluster.md"
+PICTURE = ROOT / "benchmarks" / "results" / "cluster-hosts.svg"
 RESULT = RESULTS / "cluster.json"
 SIZES = {"1 KB": 1_000, "600 KB": 600_000}
 CALLERS = (1, 8)
@@ -268,7 +268,7 @@ async def _ray_process(folder: Path, port: int) -> AsyncIterator[_Ray]:
 
 
 def report(result: dict[str, Any]) -> str:
-    """Return the tables, also those of docs/cluster.md."""
+    """Return the tables, also those of benchmarks/results/cluster.md."""
     m = result["machine"]
     lines = [
         f"{m['processor']}, {m['cores']} cores, Python {m['python']}, {m['when'][:16].replace('T', ' ')} UTC; "
@@ -387,7 +387,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--umbridge", type=Path, default=RESULTS / "umbridge", metavar="FOLDER", help="checkout of UM-Bridge/umbridge"
     )
-    parser.add_argument("--page", action="store_true", help="write docs/cluster.md from the last complete result")
+    parser.add_argument("--page", action="store_true", help="write its page from the last complete result")
     return parser
 
 

@@ -1,7 +1,7 @@
 """Concurrent text generation with our engine and others: tokens per second, first token, CPU time, memory.
 
 usage: python -m benchmarks.generation [--only 100M-bfloat16] [--peers vllm,openvino-genai] [--clients 1,8] [--quick]
-       python -m benchmarks.generation --page    (writes the results into docs/text-engine.md)
+       python -m benchmarks.generation --page    (writes the results into benchmarks/results/text-engine.md)
 """
 
 import argparse
@@ -31,7 +31,7 @@ TRANSFORMERS = ("continuous batching", "static batch", "generate")
 CASES = ("100M-float32", "100M-bfloat16", "tiny-float32", "tiny-bfloat16")
 # Our engine with quantized weights, whose rows are beside those of the others. Peers have none of these formats.
 QUANTIZED = ("int8", "int4")
-PAGE = ROOT / "docs" / "text-engine.md"
+PAGE = ROOT / "benchmarks" / "results" / "text-engine.md"
 _MARKED = re.compile(r"(<!-- from results: generation -->\n).*?(<!-- end -->)", re.S)
 _COLUMNS = ("tokens_per_s", "tokens_per_cpu_s", "first_ms", "gap_ms", "peak_mib")
 Measure = Callable[[int, int, int], dict[str, float]]

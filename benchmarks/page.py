@@ -1,4 +1,4 @@
-"""Write the tables and pictures of docs/performance.md from the results of the suite.
+"""Write the tables and pictures of benchmarks/results/performance.md and the summary of docs/performance.md.
 
 usage: python -m benchmarks.page [--results FOLDER] [--page FILE]
 """
@@ -17,7 +17,8 @@ from benchmarks.subjects import ECHOES, OURS
 
 Result = Mapping[str, Any]
 _QUIET_CORES = 0.2  # with more other load, CPU time is more reliable than throughput
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "benchmarks" / "results" / "performance.md"
+SUMMARY = ROOT / "docs" / "performance.md"
 _MARKED = re.compile(r"(<!-- from results: ([\w ]+) -->\n).*?(<!-- end -->)", re.S)
 
 # Key of a row, heading of its column, number format.
@@ -89,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args(arguments)
     results = load_results(options.results)
-    options.page.write_text(fill(options.page.read_text(), results))
+    for page in (options.page, SUMMARY) if options.page == PAGE else (options.page,):
+        page.write_text(fill(page.read_text(), results))
     folder = options.page.with_suffix("")
     folder.mkdir(exist_ok=True)
     for name, svg in pictures(results).items():

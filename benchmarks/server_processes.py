@@ -28,7 +28,7 @@ from benchmarks.processes import RESULTS, ROOT, Process, cpu_s, dragoman, free_p
 from benchmarks.workloads import Workload, identity
 
 MODELS = ROOT / "benchmarks" / "models.py"
-PAGE = ROOT / "docs" / "scaling.md"
+PAGE = ROOT / "benchmarks" / "results" / "processes.md"
 RESULT = RESULTS / "server_processes.json"
 WORKLOADS = {"rest-json-small": "JSON, 16 numbers", "rest-json-large": "JSON, 150,528 numbers"}
 ONE, COPIES = "one process", "2 processes"
@@ -125,7 +125,7 @@ def _row(
 
 
 def report(result: dict[str, Any]) -> str:
-    """Return the tables, also those of docs/scaling.md."""
+    """Return the tables, also those of benchmarks/results/processes.md."""
     m, rows = result["machine"], [Row(**row) for row in result["rows"]]
     first = (
         f"{m['processor']}, {m['cores']} cores, Python {m['python']}, {m['when'][:16].replace('T', ' ')} UTC; "
@@ -193,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--connections", type=int, default=16, help="for each process")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--page", action="store_true", help="write docs/scaling.md from the last complete result")
+    parser.add_argument("--page", action="store_true", help="write its page from the last complete result")
     return parser
 
 

@@ -47,8 +47,9 @@ def test_the_suite_runs_and_its_page_shows_the_results(tmp_path: Path) -> None:
 
 def test_the_documentation_page_agrees_with_the_results() -> None:
     results = page.load_results(RESULTS)
-    text = page.PAGE.read_text()
-    assert page.fill(text, results) == text
+    for path in (page.PAGE, page.SUMMARY):
+        text = path.read_text()
+        assert page.fill(text, results) == text
     pictures = {path.stem: path.read_text() for path in page.PAGE.with_suffix("").glob("*.svg")}
     assert pictures == page.pictures(results)
 

@@ -1,4 +1,4 @@
-"""Write the mutation scores and the accepted survivors into `docs/testing.md`."""
+"""Write the mutation scores and the accepted survivors into `benchmarks/results/mutation.md`."""
 
 import re
 import tomllib
@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.mutation.results import Result, Results
 from benchmarks.mutation.targets import ROOT
 
-PAGE = ROOT / "docs" / "testing.md"
+PAGE = ROOT / "benchmarks" / "results" / "mutation.md"
 ACCEPTED = Path(__file__).parent / "accepted.toml"
 _SECTION = re.compile(r"(<!-- from the results of \./scripts/mutation -->\n).*?(<!-- end -->)", re.S)
 
