@@ -23,12 +23,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Start many processes, compute much, or wait for timeouts.
 SLOW = (
-    "tests/e2e/",
-    "tests/features/text/generation/",
     "tests/docs/test_docs_run.py",
+    "tests/e2e/",
     "tests/features/simulators/test_umbridge_client.py",
     "tests/features/simulators/test_umbridge_readiness.py",
     "tests/features/simulators/test_umbridge_start.py",
+    "tests/features/text/generation/",
     "tests/test_attack_suite.py",
     "tests/test_benchmarks.py",
     "tests/test_performance.py",
