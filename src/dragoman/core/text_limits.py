@@ -1,4 +1,4 @@
-"""Limits of memory and time of one text request. docs/text-generation.md lists all of them."""
+"""Limits of memory and time of one text request. docs/text-limits.md lists all of them."""
 
 # Lists of a request.
 MAX_MESSAGES = 4096

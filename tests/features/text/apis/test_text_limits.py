@@ -1,4 +1,4 @@
-"""The limits that docs/text-generation.md lists: requests at a limit are accepted, requests above it are rejected."""
+"""The limits that docs/text-limits.md lists: requests at a limit are accepted, requests above it are rejected."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from dragoman.core.text import Generation, PromptInfo, Text, Token
 from text_server import TextServer, serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PAGE = Path(__file__).parents[4] / "docs" / "text-generation.md"
+PAGE = Path(__file__).parents[4] / "docs" / "text-limits.md"
 HELLO: list[Any] = [{"role": "user", "content": "a"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -81,7 +81,7 @@ OTHERS = {
 
 def documented() -> dict[str, int]:
     """Return the rows of the first table of the page's section about limits."""
-    table = PAGE.read_text().split("### Limits\n")[1].split("\n\n")[1]
+    table = PAGE.read_text().split("## Limits\n")[1].split("\n\n")[1]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     return {name: int(maximum.replace(",", "")) for name, maximum in rows}
 
