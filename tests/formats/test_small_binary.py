@@ -54,5 +54,5 @@ def test_copies_and_views_are_equal(items: list[tuple[dict[str, Any], bytes]], e
             for n, t in tensors.items()
         }
 
-    views = parse_inputs(mock.patch.object(raw, "_SMALL_BYTES", 0))
+    views = parse_inputs(mock.patch.object(raw, "INLINE", 0))
     assert repr(views) == repr(parse_inputs())

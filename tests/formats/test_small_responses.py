@@ -82,8 +82,6 @@ def test_fast_paths_produce_the_same_response(
         mock.patch.object(oip_rest, "serialize_binary_response", return_value=None),
     ):
         assert serialize() == fast
-    with mock.patch.object(small_messages, "_JOINED_BYTES", 0):  # in several buffers, as large ones
-        assert serialize() == fast
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

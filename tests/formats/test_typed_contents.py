@@ -56,9 +56,9 @@ def test_large_contents_are_parsed_as_small_ones(kinds: list[str], data: st.Data
     body = message.SerializeToString()
     expected = parse(body)
     with (
-        mock.patch.object(oip_inference, "LARGE_RAW_BYTES", 0),
-        mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
-        mock.patch.object(oip_wire, "_LARGE_CONTENTS_BYTES", 1),
+        mock.patch.object(oip_inference, "SHARED", 0),
+        mock.patch.object(oip_inference, "THREAD", 0),
+        mock.patch.object(oip_wire, "SHARED", 1),
         mock.patch.object(oip_wire, "_DECODED_BYTES", chunk),
     ):
         actual = parse(body)
@@ -73,8 +73,8 @@ def test_too_many_elements_are_rejected_before_parsing() -> None:
     message.inputs.add(name="x", datatype="BYTES", shape=[1000]).contents.bytes_contents.extend([b""] * 1000)
     body = message.SerializeToString()
     with (
-        mock.patch.object(oip_inference, "LARGE_RAW_BYTES", 0),
-        mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
+        mock.patch.object(oip_inference, "SHARED", 0),
+        mock.patch.object(oip_inference, "THREAD", 0),
         mock.patch.object(oip_inference, "parse_message", side_effect=AssertionError("it was parsed")),
     ):
         assert "too many elements in typed contents: expected at most 500" in parse(
@@ -115,9 +115,9 @@ def test_repeated_contents_are_merged() -> None:
         field = b"".join((tensor.SerializeToString(), *length_delimited(5, contents)))
         body = b"".join((b"\x0a\x01m", *length_delimited(5, field)))
         with (
-            mock.patch.object(oip_inference, "LARGE_RAW_BYTES", 0),
-            mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
-            mock.patch.object(oip_wire, "_LARGE_CONTENTS_BYTES", 1),
+            mock.patch.object(oip_inference, "SHARED", 0),
+            mock.patch.object(oip_inference, "THREAD", 0),
+            mock.patch.object(oip_wire, "SHARED", 1),
         ):
             assert parse(body)["x"][3] == [1.0, 2.0, 3.0][: tensor.shape[0]]
 

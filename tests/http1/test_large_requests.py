@@ -13,15 +13,16 @@ import pytest
 import pytest_asyncio
 import uvloop
 
+from dragoman.core.sizes import INLINE, THREAD
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
-from dragoman.transports.executor import LARGE, LARGE_MESSAGE, LARGE_TEXT
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 
 from .loop_iterations import Iterations
 
 CLIENTS = 6
-BODY = bytes(range(256)) * (LARGE_MESSAGE // 256 + 1)
+LARGE_TEXT = THREAD // 4
+BODY = bytes(range(256)) * (INLINE // 256 + 1)
 LONG_S = 0.015  # more than large requests may take of one iteration
 
 
@@ -123,7 +124,7 @@ async def test_a_disconnect_while_queued_releases_memory(port: int, iterations: 
         (LARGE_TEXT + 1, b"inference-header-content-length: 100\r\n", False),
         (LARGE_TEXT + 1, b"inference-header-content-length: %d\r\n" % (LARGE_TEXT + 1), True),
         (LARGE_TEXT + 1, b"inference-header-content-length: many\r\n", True),
-        (LARGE + 1, b"inference-header-content-length: 100\r\n", True),
+        (THREAD + 1, b"inference-header-content-length: 100\r\n", True),
     ],
 )
 @pytest.mark.parametrize("compressed", [False, True])

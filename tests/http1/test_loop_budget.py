@@ -15,12 +15,13 @@ import pytest
 import uvloop
 
 from dragoman.core.calls import Inference, Response
+from dragoman.core.sizes import INLINE
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.encoding import decompress
-from dragoman.transports.executor import LARGE_MESSAGE, LoopBudget, MessageExecutor
+from dragoman.transports.executor import LoopBudget, MessageExecutor
 from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.request_reader import Http1Context
 from dragoman.transports.http2 import frames
@@ -89,7 +90,7 @@ async def test_cancelled_work_is_not_done() -> None:
 
 
 @pytest.mark.parametrize("kind", ["parse", "format"])
-@pytest.mark.parametrize(("size", "is_limited"), [(LARGE_MESSAGE, False), (LARGE_MESSAGE + 1, True)])
+@pytest.mark.parametrize(("size", "is_limited"), [(INLINE, False), (INLINE + 1, True)])
 async def test_large_messages_are_handled_in_iterations_of_their_own(kind: str, size: int, is_limited: bool) -> None:
     executor, iterations = MessageExecutor(BodyMemory(0)), Iterations()
 

@@ -233,8 +233,8 @@ async def test_invalid_raw_requests(server: RestServer) -> None:
 
 @pytest.mark.parametrize("spaces", range(4))
 async def test_aligned_inputs_are_views_of_the_body(spaces: int) -> None:
-    rows = np.arange(1000, dtype=np.int32)
-    headers = json.dumps(inputs(raw_input("x", rows.nbytes, [1000]))).encode()
+    rows = np.arange(10_000, dtype=np.int32)
+    headers = json.dumps(inputs(raw_input("x", rows.nbytes, [10_000]))).encode()
     headers += b" " * (-len(headers) % 4 + spaces)
     body = headers + rows.tobytes()
     http = HttpRequest("POST", "", {"model": "m"}, {HEADER.lower(): str(len(headers))}, body)
@@ -248,7 +248,7 @@ async def test_aligned_inputs_are_views_of_the_body(spaces: int) -> None:
 
 
 async def test_outputs_are_sent_without_copy() -> None:
-    rows = np.arange(1000, dtype=np.int32)
+    rows = np.arange(10_000, dtype=np.int32)
     body = json.dumps(inputs(tensor(), parameters={"binary_data_output": True})).encode()
     exchange: Any = OpenInferenceRest(Policy()).infer(HttpRequest("POST", "", {"model": "m"}, {}, body))
     response: Any = Response(Inference({"y": dragoman.Tensor.of(rows)}), "m")

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.calls import Infer, Request
+from dragoman.core.sizes import SHARED
 from dragoman.core.tensor import Tensor
 from dragoman.workers import child_process, shared_blocks
 from dragoman.workers.frames import FrameKind, FrameParser, encode
-from dragoman.workers.shared_blocks import MIN_SIZE, BlockReader, BlockWriter
+from dragoman.workers.shared_blocks import BlockReader, BlockWriter
 from workers.workers_harness import call, first_value, processes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
@@ -99,9 +100,9 @@ def test_blocks_never_overlap(steps: list[tuple[bool, int]]) -> None:
 
 def test_frames_and_their_values_keep_blocks_in_use(arena_ends: ArenaEnds) -> None:
     arena, view, unused = arena_ends
-    large, small = np.arange(MIN_SIZE, dtype=np.uint8), np.arange(9)
+    large, small = np.arange(SHARED, dtype=np.uint8), np.arange(9)
     data = b"".join(encode(FrameKind.CHUNK, 1, [large, small], arena))
-    assert len(data) < MIN_SIZE
+    assert len(data) < SHARED
     parser = FrameParser(view)
     parser.buffer()[: len(data)] = data
     (frame,) = parser.feed(len(data))

@@ -12,10 +12,9 @@ import httptools
 from dragoman.client import errors
 from dragoman.client.messages import Address, Deadline, RestRequest, RestResponse
 from dragoman.core.errors import ServerError
+from dragoman.core.sizes import INLINE
 from dragoman.formats.policy import Buffer
 
-# Buffers up to this size are joined: copying them costs less than a system call.
-_SMALL = 1 << 15
 # Size of one read. Longer bodies, up to _LARGEST, are read into one preallocated buffer.
 _CHUNK = 1 << 16
 _LARGEST = 1 << 32
@@ -37,7 +36,7 @@ def serialize(request: RestRequest, authority: str) -> Iterator[Buffer]:
         lines.append(f"content-length: {size}")
     small: list[Buffer] = ["\r\n".join([*lines, "", ""]).encode("latin-1", "replace")]
     for part in request.body:
-        if len(part) > _SMALL:
+        if len(part) > INLINE:
             yield b"".join(small)
             small = []
             yield part

@@ -14,6 +14,7 @@ from dragoman.core.bytes_tensor import BytesTensor, came_as_text, with_parameter
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Embed, Embedded, Gradient, Infer, Inference, Request
 from dragoman.core.datatypes import BYTES
 from dragoman.core.metrics import Family, Labels, Sample
+from dragoman.core.sizes import THREAD
 from dragoman.core.tensor import Tensor
 from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import complete
@@ -24,7 +25,6 @@ CACHED_CALLS = frozenset({Infer, Gradient, ApplyJacobian, ApplyHessian, Embed})
 
 # Estimates of the memory of an entry besides its numbers, in bytes: the entry, each tensor, each element of BYTES.
 _ENTRY_SIZE, _TENSOR_SIZE, _ELEMENT_SIZE = 512, 512, 48
-_LARGE = 1 << 20  # a digest of more bytes than these is computed in a thread
 _PREFIX = "dragoman_response_cache"
 _COUNTERS: Mapping[str, str] = {
     "hits": "Calls answered from the response cache, or by an equal call that was running.",
@@ -60,7 +60,7 @@ class ResponseCache:
         if description is None:
             self.counts["misses", call_type.__name__] += 1
             return self._compute(request)
-        if sum(map(len, description)) > _LARGE:
+        if sum(map(len, description)) > THREAD:
             return self._call_large(description, request)
         return self._call(_digest(description), request)
 

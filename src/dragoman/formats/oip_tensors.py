@@ -13,6 +13,7 @@ import numpy as np
 from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput
+from dragoman.core.sizes import INLINE
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.formats.oip_messages import InferTensorContents, ModelInferResponse, delimiter, length_delimited
 from dragoman.formats.oip_wire import FIXED, PackedContents, encode_varints
@@ -134,7 +135,6 @@ def _join_names(names: Iterable[str]) -> str:
 
 # --- responses with raw contents ----------------------------------------------------------------------------------
 
-_JOINED_BYTES = 1 << 12  # performance only: of elements, up to which one buffer is sent faster than several
 _ID_FIELD: int = ModelInferResponse.DESCRIPTOR.fields_by_name["id"].number
 _RAW_FIELD: int = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
 _starts: dict[tuple[str, str], bytes] = {}
@@ -165,7 +165,7 @@ def append_raw_contents(parts: list[Buffer], outputs: Mapping[str, Tensor]) -> b
         blob = raw_from_tensor(tensor)
         size += len(blob)
         parts += length_delimited(_RAW_FIELD, blob)
-    return b"".join(parts) if size <= _JOINED_BYTES else parts
+    return b"".join(parts) if size <= INLINE else parts
 
 
 def _start(model: str, version: str) -> bytes:

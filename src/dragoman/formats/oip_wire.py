@@ -13,12 +13,10 @@ import numpy as np
 
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
+from dragoman.core.sizes import SHARED
 from dragoman.formats.oip_messages import InferTensorContents, ModelInferRequest, length_delimited
 from dragoman.formats.policy import Buffer, Policy
 
-LARGE_RAW_BYTES = 1 << 16  # performance only: raw contents are split off larger messages
-LARGE_TYPED_BYTES = 1 << 20  # typed contents are split off larger messages, in a thread
-_LARGE_CONTENTS_BYTES = 1 << 16
 _DECODED_BYTES = 1 << 18  # performance only: decoded at a time
 _MAX_SCANNED_FIELDS = 1000  # performance only: scanning more takes longer than it saves
 _MAX_VARINT_BITS = 63
@@ -231,7 +229,7 @@ def _without_contents(tensor: memoryview, budget: _Budget) -> tuple[PackedConten
             name = _NAMES.get(field, "")
             if kind == _DELIMITED and (name in FIXED or name in _VARINTS):
                 packed = PackedContents(name, contents[first:last])
-    if packed is None or count != 1 or len(packed.wire) < _LARGE_CONTENTS_BYTES:
+    if packed is None or count != 1 or len(packed.wire) < SHARED:
         return None, b""
     return packed, b"".join((tensor[: cut[0]], tensor[cut[1] :]))
 

@@ -12,11 +12,11 @@ import numpy as np
 from dragoman.core.bytes_tensor import BytesTensor, buffer_of, iterate_chunks
 from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput
+from dragoman.core.sizes import INLINE
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
 from dragoman.formats.policy import Buffer, Policy
 
 _LENGTH = struct.Struct("<I")
-_SMALL_BYTES = 1024  # performance only: up to which a copy is faster than a view
 _MIN_PACKED = 16  # performance only: elements below which a plain loop is the fastest
 _CHUNK_ELEMENTS = 1 << 14  # performance only: joined at a time, since no other thread runs while Python joins
 
@@ -63,7 +63,7 @@ def tensor_from_raw(
     size = count * datatype.size
     if len(raw) != size:
         raise InvalidInput(f"{where}: shape {list(shape)} of {datatype} needs {size} bytes, got {len(raw)}")
-    if 0 < size <= _SMALL_BYTES and datatype is not BOOL:
+    if 0 < size <= INLINE and datatype is not BOOL:
         return Tensor(np.ndarray(shape, datatype.dtype, bytes(raw)), datatype, parameters)
     flat = np.frombuffer(raw, np.uint8 if datatype is BOOL else datatype.dtype)
     if not flat.flags.aligned:  # native code may need it, and NumPy is faster with it
@@ -123,7 +123,7 @@ def raw_from_tensor(tensor: Tensor) -> Buffer:
         for chunk in iterate_chunks(tensor, _CHUNK_ELEMENTS):
             joined += _with_lengths(chunk)
         return memoryview(joined)
-    if tensor.data.nbytes <= _SMALL_BYTES:
+    if tensor.data.nbytes <= INLINE:
         return tensor.data.tobytes()
     flat = np.ascontiguousarray(tensor.data).reshape(-1)
     return flat.view(np.uint8).data

@@ -16,13 +16,13 @@ import orjson
 
 from dragoman.core.calls import Inference
 from dragoman.core.datatypes import BYTES, DATATYPES, Array, Datatype
+from dragoman.core.sizes import INLINE
 from dragoman.core.tensor import Tensor
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor
 
 SMALL_BYTES = 2048  # performance only: for longer JSON the general parser is as fast
 SMALL_ELEMENTS = 64  # performance only: for more elements the general serializer is as fast
-_JOINED_BYTES = 1024  # performance only: of binary data, up to which one buffer is sent faster than several
 
 # --- parsing -----------------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ def serialize_binary_response(
         blobs.append(raw_from_tensor(tensor))
         size += tensor.data.nbytes
     text = b"{%b%b%b]}" % (id_text, start, heads[0] if len(heads) == 1 else b",".join(heads))
-    return ((b"".join((text, *blobs)),) if size <= _JOINED_BYTES else (text, *blobs)), len(text)
+    return ((b"".join((text, *blobs)),) if size <= INLINE else (text, *blobs)), len(text)
 
 
 def _start(model: str, version: str) -> bytes:

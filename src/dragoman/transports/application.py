@@ -26,6 +26,7 @@ from dragoman.core.callers import ANYONE
 from dragoman.core.calls import ModelCall, Response
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.core.foreign_code import is_interruption
+from dragoman.core.sizes import INLINE, THREAD
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
     BackgroundCall,
@@ -46,7 +47,7 @@ from dragoman.transports.async_results import AsyncResult, AsyncResultStore, sto
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.counters import SAMPLED
 from dragoman.transports.encoding import compress, decompress, preferred_encoding
-from dragoman.transports.executor import LARGE, LARGE_MESSAGE, MessageExecutor, is_large, weight
+from dragoman.transports.executor import MessageExecutor, is_large, weight
 from dragoman.transports.limits import Limits
 from dragoman.transports.observation import Observation, RecordingWriter, RequestRecord
 from dragoman.transports.response_writer import CorsResponseWriter, ResponseWriter, with_headers
@@ -242,7 +243,7 @@ class Application:
                 if record is not None:
                     record.set_call(progress.request)
                 begun = self._engine.begin(progress.request)
-                if type(begun) is not Response or weight(begun.answer) > LARGE:
+                if type(begun) is not Response or weight(begun.answer) > THREAD:
                     if started_s:
                         progress = self.counters.measure_format(match.protocol.label, progress, SAMPLED)
                     return self.answer(match, request, writer, StartedCall(progress, begun), record)
@@ -481,7 +482,7 @@ class Application:
     ) -> HttpResponse:
         """Compress a response if it may be and the client's `accept-encoding` allows it."""
         response = result.response if isinstance(result, CompressibleResponse) else result
-        if self.bodies.is_over_limit and sum(map(len, response.body)) > LARGE:
+        if self.bodies.is_over_limit and sum(map(len, response.body)) > THREAD:
             return protocol.format_error(self.bodies.unread_error, request_id(context))
         if not isinstance(result, CompressibleResponse):
             return response
@@ -520,7 +521,7 @@ class Application:
                         chunk, is_last = stream.format_last_chunk(), True
                         if stream.final_request is not None:
                             await self._engine.call(stream.final_request())
-                    elif weight(response.answer) <= LARGE_MESSAGE:  # without a coroutine, which tokens do not need
+                    elif weight(response.answer) <= INLINE:  # without a coroutine, which tokens do not need
                         chunk = format_chunk(response)
                     else:
                         chunk = await self.executor.format(format_chunk, response)

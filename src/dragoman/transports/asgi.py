@@ -11,12 +11,12 @@ from urllib.parse import quote, unquote
 from dragoman.access.addresses import without_mapping
 from dragoman.core.errors import DragomanError
 from dragoman.core.foreign_code import ClientDisconnected
+from dragoman.core.sizes import INLINE
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.request_context import HEADER, Context, client_request_id, new_context, request_id, variables_of
 from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.bodies import GrowingBody, too_large
 from dragoman.transports.counters import TransportCounters
-from dragoman.transports.executor import LARGE_MESSAGE
 from dragoman.transports.limits import Limits
 from dragoman.transports.loop_delay import LOOP_LATE
 from dragoman.transports.routing import Match
@@ -171,7 +171,7 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
         application = application.authorize(match, scope["method"], writer.headers, client).application
         if match.endpoint is not None:
             await writer.read(body)
-        at_once = body.size <= LARGE_MESSAGE and application.is_plain(match, writer.headers)
+        at_once = body.size <= INLINE and application.is_plain(match, writer.headers)
         query = scope.get("query_string", b"").decode("latin-1")
         request = HttpRequest(
             scope["method"],

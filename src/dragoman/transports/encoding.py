@@ -4,12 +4,12 @@ import io
 import zlib
 from functools import lru_cache, partial
 
+from dragoman.core.sizes import INLINE
 from dragoman.protocols.wire import Buffer, HttpError
 from dragoman.system import shared_memory
 from dragoman.transports.executor import MessageExecutor
 
-# Larger bodies are compressed and decompressed in a thread. A compressed one may grow a thousandfold.
-_LARGE = 1 << 16
+# Larger compressed bodies are decompressed in a thread, because they may grow a thousandfold.
 _LARGE_COMPRESSED = 1 << 12
 _GZIP, _DEFLATE, _RAW_DEFLATE = 31, 15, -15
 _WINDOW_BITS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
@@ -129,7 +129,7 @@ def _quality(parameters: str) -> float:
 
 async def compress(parts: list[Buffer], name: str, executor: MessageExecutor) -> list[bytes]:
     """Compress the parts of a body, at the fastest level of zlib. A large result is in chunks, not copied into one."""
-    run = executor.run_in_thread if sum(map(len, parts)) > _LARGE else executor.budget.call
+    run = executor.run_in_thread if sum(map(len, parts)) > INLINE else executor.budget.call
     return await run(partial(_compress, name=name), parts)
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BYTES
 from dragoman.core.metrics import Family
+from dragoman.core.sizes import INLINE, THREAD
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import HttpRequest
 from dragoman.system.request_context import variables_of
@@ -23,10 +24,8 @@ from dragoman.transports.loop_delay import LoopDelay
 A = TypeVar("A")
 B = TypeVar("B")
 
-# Messages with more bytes of tensors than this are parsed and formatted in a thread.
-LARGE = 1 << 20
-# The same for text that has to be parsed: a list of JSON objects of this size takes up to 40 ms.
-LARGE_TEXT = 1 << 18
+# Parsing a byte of text takes as long as this many bytes of numbers: up to 40 ms for a list of objects of 256 KiB.
+_TEXT_BYTE_SIZE = 4
 # Only one thread of Python runs at a time; more of them would leave less time to the event loop.
 _THREADS = 2
 # Formatting an element of BYTES takes as long as this many bytes of numbers.
@@ -55,7 +54,7 @@ class MessageExecutor:
     async def parse(self, function: Callable[[A], B], argument: A, size: int, *, in_thread: bool) -> B:
         if in_thread:
             return await self.run_in_thread(function, argument)
-        return function(argument) if size <= LARGE_MESSAGE else await self.budget.call(function, argument)
+        return function(argument) if size <= INLINE else await self.budget.call(function, argument)
 
     async def format(self, function: Callable[[A], B], response: A, size: int = -1) -> B:
         """Return `function(response)`, which formats about `size` bytes; by default those of the response's tensors.
@@ -63,9 +62,9 @@ class MessageExecutor:
         Very large ones count among the bodies meanwhile. Raises Overloaded if these are at their limit.
         """
         size = weight(getattr(response, "answer", None)) if size < 0 else size
-        if size <= LARGE_MESSAGE:
+        if size <= INLINE:
             return function(response)
-        if size <= LARGE:
+        if size <= THREAD:
             return await self.budget.call(function, response)
         if self.bodies.is_over_limit:
             raise self.bodies.unread_error
@@ -81,7 +80,7 @@ class MessageExecutor:
 
 def is_large(request: HttpRequest) -> bool:
     size = len(request.body)
-    return size > LARGE_TEXT and (size > LARGE or request.text_size > LARGE_TEXT)
+    return size * _TEXT_BYTE_SIZE > THREAD and max(size, request.text_size * _TEXT_BYTE_SIZE) > THREAD
 
 
 def weight(answer: Any) -> int:
@@ -98,8 +97,6 @@ def weight(answer: Any) -> int:
 
 log = logging.getLogger("dragoman.http")
 
-# Requests and responses above this size count as large, in bytes.
-LARGE_MESSAGE = 1 << 14
 # Time for large messages in an iteration of the event loop. At least one is handled in each iteration that has any.
 _BUDGET_S = 0.01
 # After this much time the loop gets an iteration without large messages: a new connection needs several of them.

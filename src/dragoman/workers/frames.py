@@ -22,9 +22,10 @@ import numpy as np
 
 from dragoman.core.calls import Infer, Inference, Response, Tensors
 from dragoman.core.datatypes import BYTES, DATATYPES
+from dragoman.core.sizes import INLINE, SHARED
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.system.call_times import NO_STAMPS, Stamps
-from dragoman.workers.shared_blocks import MIN_SIZE, BlockReader, BlockWriter
+from dragoman.workers.shared_blocks import BlockReader, BlockWriter
 from dragoman.workers.worker_messages import deserialize_message
 
 Buffer = bytes | memoryview
@@ -134,8 +135,6 @@ _ARENA_BIT = 1 << 63
 _BUFFER_BIT = 1 << 62
 _LENGTH = _BUFFER_BIT - 1
 _ALIGNMENT = 16  # of arrays, for SIMD code
-_SMALL = 64 * 1024  # frames up to this size are received in one buffer that is reused
-_JOINED = 32 * 1024  # frames up to this size are sent as one buffer, which is cheaper than several
 _PADDING = [bytes(n) for n in range(_ALIGNMENT)]
 
 
@@ -225,7 +224,7 @@ def encode(
     parts = serializer(value)
     lengths = [len(part) for part in parts]
     for i in range(1, len(parts)):
-        if arena is None or lengths[i] < MIN_SIZE:
+        if arena is None or lengths[i] < SHARED:
             continue
         if (shared := arena.share(parts[i])) is not None:
             number, offset, path = shared
@@ -247,7 +246,7 @@ def _join(kind: FrameKind, job: int, parts: list[Buffer], marked_lengths: list[i
             buffers.append(part)
         if length % _ALIGNMENT:
             buffers.append(_PADDING[-length % _ALIGNMENT])
-    return [b"".join(buffers)] if size <= _JOINED else buffers
+    return [b"".join(buffers)] if size <= INLINE else buffers
 
 
 class FrameParser:
@@ -255,7 +254,7 @@ class FrameParser:
 
     def __init__(self, shared: BlockReader | None = None) -> None:
         self._shared = shared
-        self._small = memoryview(bytearray(_SMALL))
+        self._small = memoryview(bytearray(SHARED))
         self._end = 0
         self._large: memoryview | None = None
         self._header = (0, 0, 0, NO_STAMPS)
@@ -292,7 +291,7 @@ class FrameParser:
             stamps: Any = tuple(moments)
             body, end = start + _HEADER.size, start + _HEADER.size + size
             if end > self._end:
-                if _HEADER.size + size > _SMALL:
+                if _HEADER.size + size > SHARED:
                     self._begin_large((kind, job, parts, stamps), size, body)
                     return frames
                 break

@@ -22,11 +22,9 @@ from dragoman.core.datatypes import FP64, Array, widens
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.scoring import Score, Scored
 from dragoman.core.signature import OPEN, Signature, TensorSpec
+from dragoman.core.sizes import INLINE
 from dragoman.core.tensor import NONE, Parameters, Tensor, with_own_dtype
 from dragoman.core.text import Generation
-
-# Copying an array of this many bytes is cheaper than finding the owner of its memory.
-_SMALL = 4096
 
 
 def inference(result: Any, call: Infer, signature: Signature) -> Inference:
@@ -233,7 +231,7 @@ def copy_outputs(response: Any, call: Call[Any]) -> Any:
     for name, tensor in outputs.items():
         if tensor not in inputs and (type(tensor) is Tensor or _has_array(tensor)):
             data = tensor.data
-            if data.nbytes <= _SMALL or not _is_safe(data, inputs):
+            if data.nbytes <= INLINE or not _is_safe(data, inputs):
                 outputs[name] = Tensor(data.copy(), tensor.datatype, tensor.parameters)
     return response
 

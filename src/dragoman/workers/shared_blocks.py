@@ -18,8 +18,6 @@ import numpy as np
 
 from dragoman.system.shared_memory import LARGE, SharedBuffer, create_memory_file, find_buffer
 
-# Minimum size in bytes of an array that is sent through shared memory.
-MIN_SIZE = 64 << 10
 # Size of an arena in bytes. Pages that are never written take no memory.
 ARENA_SIZE = 64 << 20
 _ALIGNMENT = 64

@@ -18,7 +18,8 @@ from dragoman.formats.policy import Policy
 from dragoman_simulators.umbridge.requests import parse_vectors
 
 _FLOAT64 = np.dtype(np.float64)
-_FEW = 512  # performance only: for fewer numbers serializing is faster than a check for NaN and infinities
+# For fewer numbers serializing is faster than a check for NaN and infinities: 9 to 13 % of the workload evaluate-4.
+_FEW = 512  # performance only
 
 # --- parsing (clients) --------------------------------------------------------------------------------------
 

@@ -20,8 +20,6 @@ Out = TypeVar("Out")
 
 MAX_CLASSES = 1000
 _MAX_ROW = 1_000_000
-# Rows of at least this length are partitioned before their top classes are sorted.
-_LONG_ROW = 4096
 
 
 def parse_class_count(parameters: Parameters, name: str) -> int:
@@ -99,7 +97,7 @@ def _text(text: str, labels: tuple[str, ...], index: int) -> bytes:
 def _smallest(values: Array, count: int) -> Array:
     """Return the indices of the `count` smallest values on the last axis, in ascending order; ties by index."""
     size = values.shape[-1]
-    if count * 8 >= size or size < _LONG_ROW or not values.size:
+    if count * 8 >= size or not values.size:
         order: Array = np.argsort(values, axis=-1, kind="stable")[..., :count]
         return order
     bounds = np.partition(values, count - 1, axis=-1)[..., count - 1]

@@ -8,6 +8,7 @@ import msgspec
 from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import BYTES, DATATYPES, Datatype, datatype
 from dragoman.core.errors import InvalidInput
+from dragoman.core.sizes import SHARED, THREAD
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.oip_messages import (
     ModelInferRequest,
@@ -24,8 +25,6 @@ from dragoman.formats.oip_tensors import (
     tensor_from_packed,
 )
 from dragoman.formats.oip_wire import (
-    LARGE_RAW_BYTES,
-    LARGE_TYPED_BYTES,
     PackedContents,
     split_raw_contents,
     split_typed_contents,
@@ -64,7 +63,7 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
 def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], GrpcOutputOptions]:
     """Return the inference request and the options of its response. Raises InvalidInput naming the invalid field."""
     body, policy = request.body, policy.of(request.caller.owner)
-    if len(body) < LARGE_RAW_BYTES:
+    if len(body) < SHARED:
         message = parse_message(ModelInferRequest, body)
         raw, packed = message.raw_input_contents, _NOT_PACKED
     else:
@@ -100,7 +99,7 @@ def _parse_large(body: Buffer, policy: Policy) -> tuple[Any, Sequence[Buffer], M
     """Return the message, its raw contents, and its typed contents that were split off before it was parsed."""
     apart = split_raw_contents(body)
     rest = body if apart is None else apart[0]
-    typed = split_typed_contents(rest, policy) if len(rest) >= LARGE_TYPED_BYTES else None
+    typed = split_typed_contents(rest, policy) if len(rest) >= THREAD else None
     message = parse_message(ModelInferRequest, rest if typed is None else typed[0])
     raw = message.raw_input_contents if apart is None else apart[1]
     return message, raw, _NOT_PACKED if typed is None else typed[1]

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Final, Protocol
 
+from dragoman.core.sizes import INLINE
 from dragoman.protocols.wire import Buffer, HttpError
 from dragoman.system.request_context import Running, new_context, variables_of
 from dragoman.transports.bodies import BodyMemory, ReceiveBuffer
@@ -21,8 +22,6 @@ from dragoman.transports.observation import RequestRecord
 
 PREFIX_BYTES: Final = 5
 prefix = struct.Struct(">BI")
-# A message up to this size is joined from its parts; a larger one is received into one buffer.
-_SMALL: Final = 1 << 14
 
 
 class MessageReader:
@@ -74,7 +73,7 @@ class MessageReader:
             self.ready.append((flag, b""))
             return
         self._flag, self.missing = flag, length
-        if length > _SMALL:
+        if length > INLINE:
             self._large = ReceiveBuffer(length)
 
     def _more(self, data: bytes | memoryview, at: int, stop: int) -> int:

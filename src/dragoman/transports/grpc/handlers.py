@@ -13,6 +13,7 @@ from dragoman.core.callers import Caller
 from dragoman.core.calls import Response
 from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.core.foreign_code import is_interruption
+from dragoman.core.sizes import INLINE, THREAD
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
     Buffer,
@@ -29,7 +30,7 @@ from dragoman.protocols.wire import (
 )
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import Context, request_id
-from dragoman.transports.executor import LARGE, LARGE_MESSAGE, MessageExecutor, weight
+from dragoman.transports.executor import MessageExecutor, weight
 
 log = logging.getLogger("dragoman.grpc")
 
@@ -147,7 +148,7 @@ class UnaryMethod:
 
     async def answer(self, request: GrpcRequest) -> Reply | GrpcResponse:
         """Return the response; cancelled if the client disconnects."""
-        if len(request.body) > LARGE_MESSAGE:
+        if len(request.body) > INLINE:
             return await self._read(request)
         done: Any = self.begin(request)
         found: Reply | GrpcResponse = await done if type(done) is CoroutineType else done
@@ -155,7 +156,7 @@ class UnaryMethod:
 
     def begin(self, request: GrpcRequest) -> Begun:
         """Return the response if it is there at once; else a coroutine that returns it. Raises GrpcError."""
-        if len(request.body) > LARGE:
+        if len(request.body) > THREAD:
             return self._read(request)
         own_id = ""
         try:
@@ -164,7 +165,7 @@ class UnaryMethod:
             if request.record is not None:
                 request.record.set_call(exchange.request)
             response = self.engine.begin(exchange.request)
-            if not isinstance(response, Response) or weight(response.answer) > LARGE:
+            if not isinstance(response, Response) or weight(response.answer) > THREAD:
                 return self._rest(exchange, response, request.context)
             return exchange.format_response(response)
         except BaseException as error:
@@ -174,7 +175,7 @@ class UnaryMethod:
         """Parse a large message and return the response."""
         try:
             size = len(request.body)
-            exchange = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
+            exchange = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > THREAD)
         except BaseException as error:
             if is_interruption(error):
                 raise
@@ -234,7 +235,7 @@ class StreamMethod:
         own_id, stream = "", None
         try:
             size = len(request.body)
-            stream = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
+            stream = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > THREAD)
             own_id = stream.request.id
             if isinstance(stream, PreliminaryCall):
                 stream = stream.then(await self.engine.call(stream.request))

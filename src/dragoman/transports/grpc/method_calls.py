@@ -10,10 +10,10 @@ from typing import Any
 
 from dragoman.core.callers import Caller
 from dragoman.core.foreign_code import ClientDisconnected
+from dragoman.core.sizes import INLINE
 from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import variables_of
-from dragoman.transports.executor import LARGE_MESSAGE
 from dragoman.transports.grpc.call import (
     PREFIX_BYTES,
     SMALL,
@@ -91,7 +91,7 @@ class UnaryCall(GrpcCall):
         if backlog.size > backlog.limit:
             self._message = message
             backlog.wait(self._resume)
-        elif len(message) > LARGE_MESSAGE:
+        elif len(message) > INLINE:
             self._server.executor.budget.run(partial(self._answer, handler, message))
         else:
             self._answer(handler, message)

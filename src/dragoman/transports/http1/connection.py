@@ -7,11 +7,12 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+from dragoman.core.sizes import INLINE
 from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import new_context, new_number, variables_of
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
-from dragoman.transports.executor import LARGE_MESSAGE, LoopBudget, ReadLimiter, is_large
+from dragoman.transports.executor import LoopBudget, ReadLimiter, is_large
 from dragoman.transports.http1.admission import RequestAdmission
 from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
 from dragoman.transports.http1.request_reader import Http1Context, Http1Request, RejectedRequest, RequestReader
@@ -115,7 +116,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         elif not self._ignores_input:
             if self._reader.advance(nbytes):
                 self._advance()
-            if nbytes >= LARGE_MESSAGE:
+            if nbytes >= INLINE:
                 if self._read_limiter is None:
                     self._read_limiter = ReadLimiter(self._budget, self._read_or_wait)
                 self._read_limiter.count(nbytes)
@@ -313,7 +314,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         request = HttpRequest(
             head.method, head.path, match.params, head.headers, event.body, head.query, context, caller
         )
-        if self._body_size > LARGE_MESSAGE:
+        if self._body_size > INLINE:
             self._is_queued = not self._budget.run(partial(self._respond_in_turn, head, request))
         else:
             self._respond(head, request)

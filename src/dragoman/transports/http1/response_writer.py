@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 from dragoman.core.foreign_code import ClientDisconnected
+from dragoman.core.sizes import INLINE
 from dragoman.protocols.wire import Buffer, Headers, HttpResponse
 from dragoman.system.request_context import request_id, variables_of
 from dragoman.transports.clients import Warnings
@@ -14,8 +15,6 @@ from dragoman.transports.http1.response_headers import CONTINUE, ResponseHeaderW
 
 log = logging.getLogger("dragoman.http")
 
-# Responses up to this size are joined, which is cheaper than sending several buffers.
-_SMALL = 1 << 14
 # Bytes and chunks of a stream that are collected in an iteration of the event loop before they are written.
 _MAX_COLLECTED_BYTES, _MAX_COLLECTED = 1 << 16, 16
 # TLS copies each byte, so large responses are written in chunks of this size.
@@ -121,7 +120,7 @@ class Http1ResponseWriter:
         self._check_connected()
         parts, head = response.body, self._head
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if size <= _SMALL and head is not None and head.plain:
+        if size <= INLINE and head is not None and head.plain:
             self.write_plain(head, response, self._loop.time())
             self.started = True
         elif size > _TLS_CHUNK and not self._transport.can_write_eof():  # TLS
@@ -142,7 +141,7 @@ class Http1ResponseWriter:
         self._counters.sent += len(text) + size
         if not size:
             transport.write(text)
-        elif size <= _SMALL:
+        elif size <= INLINE:
             transport.write(b"".join((text, *parts)))
         else:
             transport.writelines((text, *parts))
@@ -155,11 +154,11 @@ class Http1ResponseWriter:
             size = len(body)
         else:
             size = sum(map(len, parts))
-            body = b"".join(parts) if size <= _SMALL else b""
+            body = b"".join(parts) if size <= INLINE else b""
         last_status, last_headers, until_s, text = self._outgoing.last_plain
         if headers is not last_headers or status != last_status or now_s >= until_s:
             text = self._outgoing.plain(status, headers, now_s)
-        if size > _SMALL or self.draining or type(context) is not int or not text:
+        if size > INLINE or self.draining or type(context) is not int or not text:
             self.begin(head)
             self.write_whole(response, size, close=False)
             return
@@ -231,7 +230,7 @@ class Http1ResponseWriter:
 
     def _chunk(self, part: Buffer, end: bytes) -> None:
         size = len(part)
-        if self._is_chunked and size <= _SMALL:
+        if self._is_chunked and size <= INLINE:
             self._put(b"".join((b"%x\r\n" % size, part, end)))
         elif self._is_chunked:
             for each in (b"%x\r\n" % size, part, end):
@@ -260,7 +259,7 @@ class Http1ResponseWriter:
         self._parts, self._parts_size = _NO_PARTS, 0
         if self.is_disconnected or self._transport.is_closing():
             return
-        if size <= _SMALL:
+        if size <= INLINE:
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
         else:
             self._transport.writelines(parts)

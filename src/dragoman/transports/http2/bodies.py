@@ -8,7 +8,8 @@ from dragoman.transports.http2.frames import FrameWriter, Http2ConnectionError, 
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.stream import Backlog, Buffer, Http2Stream
 
-# Less than this of a body is read into the buffer that all connections share.
+# Less than this of a body is read into the buffer that all connections share. Half of a frame: with a whole one, the
+# rest of each frame would be copied.
 _DIRECT_BYTES = 1 << 13
 
 

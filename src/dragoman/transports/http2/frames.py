@@ -4,6 +4,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from dragoman.core.sizes import INLINE
+
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES: Final = 9
 
@@ -137,8 +139,6 @@ Buffer = bytes | bytearray | memoryview
 
 # Announces that our encoder has no dynamic table (RFC 7541); sent once to a client that allows less than the default.
 _NO_TABLE: Final = b"\x20"
-# Up to this size buffers are joined, which is cheaper than passing them on one by one.
-_JOIN_BYTES = 1 << 14
 _FRAME_OVERHEAD = 256
 
 
@@ -214,7 +214,7 @@ class FrameWriter:
         """Pass everything collected to the sink."""
         if self._buffers:
             buffers, self._buffers = self._buffers, []
-            is_small, self.size = self.size <= _JOIN_BYTES, 0
+            is_small, self.size = self.size <= INLINE, 0
             self._sink([b"".join(buffers)] if is_small and len(buffers) > 1 else buffers)
 
     def discard(self) -> None:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from dragoman.core.sizes import INLINE
 from dragoman.transports.clients import client_address, client_host
-from dragoman.transports.executor import LARGE_MESSAGE, MessageExecutor, ReadLimiter
+from dragoman.transports.executor import MessageExecutor, ReadLimiter
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.limits import Http2Limits
@@ -89,7 +90,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._handle_input(b"", size)
         else:
             self._handle_input(bytes(self._scratch[:size]))
-        if size >= LARGE_MESSAGE:
+        if size >= INLINE:
             self._read_limiter.count(size)
 
     def _handle_input(self, data: bytes, filled: int = 0) -> None:

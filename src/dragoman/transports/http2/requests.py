@@ -10,13 +10,13 @@ from urllib.parse import unquote
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.foreign_code import ClientDisconnected
+from dragoman.core.sizes import INLINE
 from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import client_request_id, new_context, variables_of
 from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
-from dragoman.transports.executor import LARGE_MESSAGE
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encode_fields, encode_request_id
 from dragoman.transports.http2.request import Http2Headers, merge_fields
@@ -131,7 +131,7 @@ class Http2Request:
             self._stream.acknowledge(size)
         elif (backlog := self._stream.connection.backlog).is_full:
             backlog.wait(self._resume)
-        elif self._body is not None and self._body.size > LARGE_MESSAGE:
+        elif self._body is not None and self._body.size > INLINE:
             self._service.application.executor.budget.run(self._resume)
         else:
             self._start()
