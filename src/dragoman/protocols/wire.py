@@ -285,6 +285,25 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> HttpR
     return HttpResponse(status, (dump_json(value),), (JSON_TYPE, *headers))
 
 
+def message_response(message: object, status: int = 200, headers: Headers = ()) -> HttpResponse:
+    """Return a response built from the struct, or a list of the structs, that describes it to OpenAPI."""
+    return HttpResponse(status, (msgspec.json.encode(message),), (JSON_TYPE, *headers))
+
+
+class ErrorMessage(msgspec.Struct):
+    error: str
+
+
+class ModelReadiness(msgspec.Struct):
+    name: str
+    ready: bool
+
+
+def error_responses(statuses: Iterable[int]) -> ErrorResponses:
+    """Return the description of errors of `error_formatter` with these statuses."""
+    return ErrorResponses(frozenset(statuses), {JSON: ErrorMessage})
+
+
 def error_formatter(
     table: Sequence[tuple[type[DragomanError], int]],
 ) -> ErrorFormatter:
@@ -292,9 +311,9 @@ def error_formatter(
 
     def format_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:
         if isinstance(error, HttpError):
-            return json_response({"error": error.message}, error.status, error.headers)
+            return message_response(ErrorMessage(error.message), error.status, error.headers)
         (status,) = find_error_row(error, table) or (500,)
-        return json_response({"error": replace_surrogates(error.message)}, status, error_headers(error))
+        return message_response(ErrorMessage(replace_surrogates(error.message)), status, error_headers(error))
 
     return format_error
 
@@ -306,7 +325,7 @@ def read_readiness(name: str) -> EngineCall[bool, HttpResponse] | HttpResponse:
         return json_response({"error": error}, 405, (("allow", "OPTIONS, POST"),))
 
     def format_response(response: Response[bool]) -> HttpResponse:
-        return json_response({"name": name, "ready": response.answer}, 200 if response.answer else 503)
+        return message_response(ModelReadiness(name, response.answer), 200 if response.answer else 503)
 
     return EngineCall(Request(Ready(), name), format_response)
 

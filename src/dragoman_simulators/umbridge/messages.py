@@ -1,7 +1,7 @@
 """Messages of UM-Bridge, and the description of its routes for OpenAPI."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -61,9 +61,9 @@ class SimulatorNames(msgspec.Struct):
 
 
 class Support(msgspec.Struct):
-    """Whether a model supports each operation."""
+    """Whether a model supports Evaluate, Gradient, ApplyJacobian and ApplyHessian."""
 
-    support: Mapping[Literal["Evaluate", "Gradient", "ApplyJacobian", "ApplyHessian"], bool]
+    support: Mapping[str, bool]
 
 
 class InputSizes(msgspec.Struct):

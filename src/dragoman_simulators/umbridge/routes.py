@@ -55,7 +55,7 @@ from dragoman.protocols.wire import (
     Route,
     error_headers,
     find_error_row,
-    json_response,
+    message_response,
     replace_surrogates,
 )
 from dragoman_simulators.umbridge import messages
@@ -102,7 +102,7 @@ class UmBridge:
 
         def format_response(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
             names = [model.name for model in response.answer if any(support(model).values())]
-            return json_response({"protocolVersion": PROTOCOL_VERSION, "models": names})
+            return message_response(messages.SimulatorNames(PROTOCOL_VERSION, names))
 
         return EngineCall(Request(DescribeModels(after_start=True)), format_response)
 
@@ -111,10 +111,11 @@ class UmBridge:
         if isinstance(message, PreliminaryCall):
             return message
         return EngineCall(
-            Request(Describe(), message.name), lambda response: json_response({"support": support(response.answer)})
+            Request(Describe(), message.name),
+            lambda response: message_response(messages.Support(support(response.answer))),
         )
 
-    def sizes(self, key: str, sizes_of: Callable[[VectorSignature], list[int]], http: HttpRequest) -> EndpointResult:
+    def sizes(self, sizes_of: Callable[[VectorSignature], msgspec.Struct], http: HttpRequest) -> EndpointResult:
         """Return the sizes of a model's inputs or outputs for the config of the request."""
         message = self.parse(http, ())
         if isinstance(message, PreliminaryCall):
@@ -124,7 +125,7 @@ class UmBridge:
             signature = vector_signature(response.answer)
             if signature is None:
                 raise NotSupported(f"model '{response.model}': not all its tensors are float vectors of known sizes")
-            return json_response({key: sizes_of(signature)})
+            return message_response(sizes_of(signature))
 
         return EngineCall(Request(SignatureFor(message.config or NONE), message.name), format_response)
 
@@ -245,7 +246,8 @@ _format_evaluate_error = partial(_format_verb_error, "Evaluate")
 
 
 def _error_response(kind: str, message: str, status: int, headers: Headers = ()) -> HttpResponse:
-    return json_response({"error": {"type": kind, "message": replace_surrogates(message)}}, status, headers)
+    error = messages.UmBridgeError(kind, replace_surrogates(message))
+    return message_response(messages.UmBridgeErrorMessage(error), status, headers)
 
 
 def protocol(policy: Policy) -> HttpProtocol:
@@ -257,14 +259,14 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route(
             "POST",
             "/InputSizes",
-            partial(endpoints.sizes, "inputSizes", lambda v: [s.size for s in v.inputs]),
+            partial(endpoints.sizes, lambda v: messages.InputSizes([s.size for s in v.inputs])),
             role="read",
             operation=messages.INPUT_SIZES,
         ),
         Route(
             "POST",
             "/OutputSizes",
-            partial(endpoints.sizes, "outputSizes", lambda v: [s.size for s in v.outputs]),
+            partial(endpoints.sizes, lambda v: messages.OutputSizes([s.size for s in v.outputs])),
             role="read",
             operation=messages.OUTPUT_SIZES,
         ),

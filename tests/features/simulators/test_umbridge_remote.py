@@ -30,7 +30,7 @@ from vector_calls import call_model, vector
 REFERENCE = f"""
 import sys, umbridge
 sys.path.insert(0, {str(SIMULATORS.parent)!r})
-from features.simulators import Forward
+from simulators import Forward
 class Odd(Forward):
     def __call__(self, parameters, config={{}}):
         if parameters[0][0] == 13: raise RuntimeError("bad luck")

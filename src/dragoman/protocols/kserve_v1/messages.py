@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.protocols.wire import JSON, ErrorResponses, Operation
+from dragoman.protocols.wire import JSON, ModelReadiness, Operation
 
 
 class Instances(msgspec.Struct):
@@ -30,21 +30,7 @@ class Predictions(msgspec.Struct):
     predictions: Sequence[Any]
 
 
-class KServeReadiness(msgspec.Struct):
-    name: str
-    ready: bool
-
-
-class KServeErrorMessage(msgspec.Struct):
-    error: str
-
-
-def errors(statuses: Sequence[int]) -> ErrorResponses:
-    """Return the description of errors with these statuses."""
-    return ErrorResponses(frozenset(statuses), {JSON: KServeErrorMessage})
-
-
 PREDICT = Operation(
     "Run a model", {200: {JSON: Predictions}}, {JSON: (Instances, Columns)}, path="/v1/models/{name}:predict"
 )
-READY = Operation("Check whether a model can answer", {200: {JSON: KServeReadiness}})
+READY = Operation("Check whether a model can answer", {200: {JSON: ModelReadiness}})

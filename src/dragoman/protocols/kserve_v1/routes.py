@@ -49,6 +49,7 @@ from dragoman.protocols.wire import (
     PreliminaryCall,
     Route,
     error_formatter,
+    error_responses,
     read_readiness,
 )
 
@@ -118,7 +119,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("POST", "/v1/models/{name}", at.predict, role="infer", calls_handlers=True, operation=messages.PREDICT),
         Route("GET", "/v1/models/{name}", at.ready, role="read", operation=messages.READY),
     )
-    errors = messages.errors([status for _, status in _STATUS])
+    errors = error_responses(status for _, status in _STATUS)
     return HttpProtocol("KServe V1", routes, format_error, errors=errors)
 
 

@@ -64,6 +64,7 @@ from dragoman.protocols.wire import (
     PreliminaryCall,
     Route,
     error_formatter,
+    error_responses,
     json_response,
     replace_surrogates,
 )
@@ -308,5 +309,5 @@ def protocol(policy: Policy) -> HttpProtocol:
         routes.append(
             Route("POST", stream, endpoints.generate_stream, role="infer", operation=messages.GENERATE_STREAM)
         )
-    errors = messages.errors([status for _, status in _STATUS])
+    errors = error_responses(status for _, status in _STATUS)
     return HttpProtocol("Open Inference generate", tuple(routes), format_error, errors=errors)

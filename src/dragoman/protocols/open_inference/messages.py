@@ -10,7 +10,7 @@ from dragoman.core.calls import IndexEntry
 from dragoman.formats.body import HEADER_LENGTH, InferRequest, InferResponse
 from dragoman.protocols.open_inference.rest_request import ControlBody
 from dragoman.protocols.open_inference.statistics import StatisticsList
-from dragoman.protocols.wire import EVENT_STREAM, JSON, OCTET_STREAM, Bodies, ErrorResponses, Operation
+from dragoman.protocols.wire import EVENT_STREAM, JSON, OCTET_STREAM, Bodies, ErrorMessage, Operation
 
 _Required = msgspec.Meta(extra_json_schema={"required": ["model_name", "outputs"]})
 
@@ -123,15 +123,6 @@ class LogSettings(msgspec.Struct, forbid_unknown_fields=True):
     log_error: bool | None = None
     log_verbose_level: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
     log_format: Literal["default", "ISO8601"] | None = None
-
-
-class ErrorMessage(msgspec.Struct):
-    error: str
-
-
-def errors(statuses: Sequence[int]) -> ErrorResponses:
-    """Return the description of errors with these statuses, each `{"error": message}`."""
-    return ErrorResponses(frozenset(statuses), {JSON: ErrorMessage})
 
 
 _LENGTH = {HEADER_LENGTH.title(): {"type": "integer", "minimum": 0}}

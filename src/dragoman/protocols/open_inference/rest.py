@@ -5,8 +5,6 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-import msgspec
-
 from dragoman.core.calls import (
     Describe,
     DescribeServer,
@@ -93,7 +91,9 @@ from dragoman.protocols.wire import (
     Route,
     bearer_token,
     error_formatter,
+    error_responses,
     json_response,
+    message_response,
 )
 
 _STATUS_PATH = "/v2/repository/status"
@@ -232,22 +232,22 @@ class OpenInferenceRest:
         # OIP: 200 is true, 4xx is false, and the body should be empty. KServe's client, on httpx, parses it.
         status, headers = 200 if is_healthy else 400, http.headers
         is_kserve = headers.get("user-agent", "").startswith("python-httpx/") or headers.get("accept") == JSON
-        return _message(body, status) if self._policy.health_json or is_kserve else HttpResponse(status)
+        return message_response(body, status) if self._policy.health_json or is_kserve else HttpResponse(status)
 
     def server(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
         return EngineCall(
             Request(DescribeServer()),
-            lambda r: _message(ServerMetadata(r.answer.name, r.answer.version, r.answer.extensions)),
+            lambda r: message_response(ServerMetadata(r.answer.name, r.answer.version, r.answer.extensions)),
         )
 
     def models(self, http: HttpRequest) -> EngineCall[tuple[str, ...], HttpResponse]:
-        return EngineCall(Request(ListModels()), lambda r: _message(ModelNames(r.answer)))
+        return EngineCall(Request(ListModels()), lambda r: message_response(ModelNames(r.answer)))
 
     def model(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
         def format_response(response: Response[ModelDescription]) -> HttpResponse:
             model = response.answer
             content_type = model.signature.content_type
-            return _message(
+            return message_response(
                 ModelMetadata(
                     model.name,
                     inputs=_metadata(model.signature.inputs),
@@ -262,7 +262,7 @@ class OpenInferenceRest:
 
     def statistics(self, http: HttpRequest) -> EngineCall[tuple[ModelStatistics, ...], HttpResponse]:
         request = Request(ReadStatistics(), *path_model(http))
-        return EngineCall(request, lambda r: _message(statistics_list(r.answer)))
+        return EngineCall(request, lambda r: message_response(statistics_list(r.answer)))
 
     def config(self, http: HttpRequest) -> EngineCall[ModelDescription, HttpResponse]:
         request = Request(Describe(), *path_model(http))
@@ -274,7 +274,7 @@ class OpenInferenceRest:
         call = Index(bearer_token(http.headers), bool(parse_control_request(http, self._policy).ready))
         return EngineCall(
             Request(call),
-            lambda r: _message([ModelState(e.name, e.version, e.state, e.reason) for e in r.answer]),
+            lambda r: message_response([ModelState(e.name, e.version, e.state, e.reason) for e in r.answer]),
         )
 
     def status(self, http: HttpRequest) -> PreliminaryCall[bool]:
@@ -283,7 +283,7 @@ class OpenInferenceRest:
 
         def list_states(ready: bool, may_control: bool) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
             states = Request(States(token))
-            return EngineCall(states, lambda r: _message(messages.server_status(ready, may_control, r.answer)))
+            return EngineCall(states, lambda r: message_response(messages.server_status(ready, may_control, r.answer)))
 
         def then(ready: Response[bool]) -> PreliminaryCall[bool]:
             return PreliminaryCall(Request(MayControl(token)), lambda may: list_states(ready.answer, may.answer))
@@ -342,7 +342,7 @@ def protocol(policy: Policy) -> HttpProtocol:
             Route("POST", infer, endpoints.infer, role="infer", operation=messages.INFER),
             Route("POST", stream, endpoints.infer_stream, role="infer", operation=messages.INFER_STREAM),
         ]
-    errors = messages.errors([status for _, status in _STATUS])
+    errors = error_responses(status for _, status in _STATUS)
     return HttpProtocol("Open Inference (V2)", tuple(routes), format_error, fallback=endpoints.handle, errors=errors)
 
 
@@ -371,7 +371,3 @@ def _metadata(specs: tuple[TensorSpec, ...]) -> list[TensorMetadata]:
         TensorMetadata(name, datatype, shape, parameters)
         for name, datatype, shape, parameters in metadata_tensors(specs)
     ]
-
-
-def _message(value: object, status: int = 200) -> HttpResponse:
-    return HttpResponse(status, (msgspec.json.encode(value),), _JSON_HEADERS)
