@@ -22,7 +22,6 @@ from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats import body, json_data, json_numbers, raw, small_messages
 from dragoman.formats.message import InferenceRequest
 from dragoman.formats.policy import Policy
-from dragoman_simulators.umbridge import requests as umbridge
 
 many_examples = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 SIMD_CLASS = json_numbers.simd_parser_class
@@ -245,17 +244,6 @@ def test_long_arrays_are_parsed_by_simdjson(shape: list[int]) -> None:
     assert not array.flags.writeable
 
 
-@pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
-def test_long_vectors_are_not_parsed_by_the_general_parser() -> None:
-    values = np.random.default_rng(0).standard_normal(30_000)
-    text = json.dumps({"name": "m", "input": [values.tolist(), [1.5]]}).encode()
-    with mock.patch.object(json_numbers, "_decode", side_effect=AssertionError):
-        request = umbridge.parse_umbridge_request(text, POLICY)
-    assert isinstance(request, umbridge.UmBridgeRequest)
-    assert isinstance(request.input, list)
-    assert [vector.tolist() for vector in request.input] == [values.tolist(), [1.5]]
-
-
 def test_many_short_elements_share_one_buffer() -> None:
     elements = [b"a" * (1 + n % 255) for n in range(300)]
     with mock.patch.object(raw, "_split_bytes", side_effect=AssertionError):
@@ -417,67 +405,3 @@ def test_small_tensors_take_the_fast_path(kind: str, shape: list[int]) -> None:
 def test_limits_of_small_tensors(policy: Policy) -> None:
     with pytest.raises(InvalidInput, match=r"expected at most|more elements"):
         body.parse_request(request_body("INT32", [2, 2], "[1, 2, 3, 4]"), None, policy)
-
-
-# --- UM-Bridge ---------------------------------------------------------------------------------
-
-VECTOR_ELEMENTS = st.sampled_from(
-    [
-        "1",
-        "-2.5",
-        "0.1",
-        "1e5",
-        "1e400",
-        "1e-320",
-        "null",
-        "true",
-        "[1]",
-        '"x"',
-        "",
-        "-0",
-        "12345678901234567890",
-        "NaN",
-    ]
-)
-VECTORS = st.lists(
-    st.lists(st.one_of(st.floats(allow_nan=False, allow_infinity=False).map(repr), VECTOR_ELEMENTS), max_size=6),
-    max_size=3,
-)
-
-
-@given(
-    VECTORS,
-    st.sampled_from(
-        ["", ',"config":{"a":[1,2]}', ',"sens":[1,2]', ',"vec":[1,null]', ',"input":[]', ',"outWrt":0', ',"sens":[[1]]']
-    ),
-)
-@many_examples
-def test_all_parsers_return_the_same_umbridge_request(vectors: list[list[str]], more: str) -> None:
-    text = f'{{"name":"m","input":[{",".join("[" + ",".join(vector) + "]" for vector in vectors)}]{more}}}'.encode()
-
-    def outcome(min_long: int) -> Any:
-        with mock.patch.object(umbridge, "LONG", min_long):
-            try:
-                request = umbridge.parse_umbridge_request(text, Policy())
-            except DragomanError as error:
-                return error.message
-            if isinstance(request, umbridge.InvalidUmBridgeRequest):
-                return request.error.message
-            sens, vec = (getattr(request, key) for key in umbridge.VECTORS)
-            vectors = [np.asarray(v).tobytes() for v in request.input or ()]
-            return request.config, request.outWrt, vectors, *(np.asarray(v).tolist() for v in (sens, vec))
-
-    assert outcome(2) == outcome(NEVER)
-
-
-def test_keys_written_with_escapes_are_recognized() -> None:
-    numbers = json.dumps([float(value) for value in range(1000)])
-    for text in (
-        f'{{"name":"m","\\u0069nput":[[]],"config":{{"input":[{numbers}]}}}}',
-        f'{{"name":"m","input":[{numbers}],"\\u0069nput":[[]]}}',
-    ):
-        request = umbridge.parse_umbridge_request(text.encode(), Policy())
-        assert isinstance(request, umbridge.UmBridgeRequest)
-        assert isinstance(request.input, list)
-        assert [vector.tolist() for vector in request.input] == [[]]
-        assert request.config == json.loads(text).get("config")

@@ -9,7 +9,7 @@ import pytest
 from dragoman import InferenceRequest
 from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BYTES, FP32, INT32, UINT16
-from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
+from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.tensor import Tensor
 from dragoman.formats.body import parse_request, parse_response
 from dragoman.formats.json_data import json_from_tensor
@@ -20,8 +20,6 @@ from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
 from dragoman.formats.oip_tensors import serialize_raw_response, tensor_from_contents
 from dragoman.formats.policy import Policy
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
-from dragoman_simulators.umbridge.requests import parse_umbridge_request
-from dragoman_simulators.umbridge.responses import parse_output, serialize_derivative, serialize_evaluation
 
 NUMBERS = Tensor(np.array([[1.5, np.nan]], np.float32), FP32, {"content_type": "np"})
 BINARY = Tensor(np.array([b"a", b"\xff"], object), BYTES)
@@ -316,61 +314,6 @@ def test_errors_of_json_documents() -> None:
     for text in (b"", b"{", b"[NaN]", b"\xff"):
         with pytest.raises(InvalidInput, match=r"^the request body is not valid JSON: "):
             parse_json(text, Policy())
-
-
-# --- UM-Bridge -----------------------------------------------------------------------------------------------------
-
-
-def test_the_error_for_too_many_umbridge_vectors_names_the_model() -> None:
-    vectors = ",".join([*["[1]"] * (1 << 16), '["a"]'])
-    request: Any = parse_umbridge_request(f'{{"name":"m","input":[{vectors}]}}'.encode(), Policy(max_tensors=9))
-    assert request.name == "m"
-    assert "'input': expected at most 9 vectors, got" in request.error.message
-
-
-@pytest.mark.parametrize("space", ["", " ", "\n\t"])
-def test_long_vectors_of_umbridge_are_not_counted_as_json_values(space: str) -> None:
-    vectors = [np.arange(300_000.0), np.array([1.5, -2.0]), np.arange(200_000) / 8]
-    join = f"{space},{space}".join
-    texts = [f"[{space}{join(map(repr, each.tolist()))}{space}]" for each in vectors]
-    fields = (f'"input"{space}:{space}[{space}{join(texts)}{space}]', f'"sens"{space}:{space}{texts[0]}', '"outWrt":1')
-    text = f'{{"name":"m",{join(fields)}}}'.encode()
-    request: Any = parse_umbridge_request(text, Policy(max_json_values=50))
-    assert (request.name, request.outWrt) == ("m", 1)
-    assert [each.tolist() for each in request.input] == [each.tolist() for each in vectors]
-    assert request.sens.tolist() == vectors[0].tolist()
-
-
-def test_many_lists_in_the_config_of_umbridge() -> None:
-    lists = ",".join(["[]"] * (1 << 16))
-    text = f'{{"name":"m","input":[[1,2]],"config":{{"a":[{lists}]}}}}'.encode()
-    request: Any = parse_umbridge_request(text, Policy(max_json_values=1 << 18))
-    assert (request.name, request.config) == ("m", {"a": [[]] * (1 << 16)})
-    assert [each.tolist() for each in request.input] == [[1, 2]]
-
-
-@pytest.mark.parametrize("size", [3, 600])
-def test_non_finite_outputs_of_umbridge(size: int) -> None:
-    vector = np.arange(float(size))
-    assert orjson.loads(serialize_derivative(vector, Policy())) == {"output": vector.tolist()}
-    outputs = {"a": Tensor.of(vector), "b": Tensor.of(vector + 0.5)}
-    both = [vector.tolist(), (vector + 0.5).tolist()]
-    assert orjson.loads(serialize_evaluation(outputs, Policy())) == {"output": both}
-    assert [each.tolist() for each in parse_output(serialize_evaluation(outputs, Policy()), several=True)] == both
-    vector[2] = np.nan
-    with pytest.raises(InvalidOutput, match=r"^output: element 2 is nan, which JSON cannot carry"):
-        serialize_derivative(vector, Policy(nonfinite="null"))
-    with pytest.raises(InvalidOutput, match=r"^output 'b': element 2 is nan, which JSON cannot carry"):
-        serialize_evaluation({"a": Tensor.of(vector[:2]), "b": Tensor.of(vector)}, Policy(nonfinite="null"))
-    assert serialize_derivative(vector, Policy(nonfinite="literal")).startswith(b'{"output":[0.0,1.0,NaN')
-    vector[1:3] = np.inf, -np.inf
-    assert serialize_derivative(vector, Policy(nonfinite="null")).startswith(b'{"output":[0.0,1e999,-1e999')
-    with pytest.raises(InvalidOutput, match=r"^output: element 1 is inf, which JSON cannot carry"):
-        serialize_derivative(vector, Policy(nonfinite="error"))
-    for literals in ("Infinity,-Infinity,NaN", "inf,-inf,nan", "1e999,-1e999,null"):
-        for several, text in ((False, f'{{"output":[1,{literals}]}}'), (True, f'{{"output":[[1,{literals}]]}}')):
-            (parsed,) = parse_output(text.encode(), several=several)
-            assert np.array_equal(parsed, [1, np.inf, -np.inf, np.nan], equal_nan=True)
 
 
 def test_forwarded_headers_match_a_pattern_and_never_include_credentials() -> None:

@@ -19,7 +19,6 @@ from dragoman.formats.json_document import parse_document, parse_json
 from dragoman.formats.json_text import format_nested, format_numbers, json_chunks
 from dragoman.formats.policy import Policy
 from dragoman.system.shared_memory import LARGE, find_buffer
-from dragoman_simulators.umbridge.requests import parse_umbridge_request
 
 many_examples = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 POLICY = Policy()
@@ -299,17 +298,3 @@ def test_a_raw_bool_is_0_or_1(count: int) -> None:
     raw[-1] = 2
     with pytest.raises(InvalidInput, match="input 'x': expected BOOL bytes of 0 or 1, got 2"):
         body.parse_request(header.encode(), memoryview(raw), POLICY)
-
-
-def test_a_short_request_of_umbridge_that_nests_too_deep_is_rejected() -> None:
-    config = b"[" * 100 + b"]" * 100
-    with pytest.raises(InvalidInput, match="nests too deep; the limit is 64"):
-        parse_umbridge_request(b'{"name":"v","input":[[1]],"config":{"a":%b}}' % config, Policy())
-
-
-@pytest.mark.parametrize("numbers", [1, 1 << 20], ids=["short", "long"])
-def test_the_config_beside_a_vector_of_umbridge_is_bounded(numbers: int) -> None:
-    vector, config = b",".join([b"1"] * numbers), b",".join([b"[]"] * 3001)
-    text = b'{"name":"v","input":[[%b]],"config":{"a":[%b]}}' % (vector, config)
-    with pytest.raises(InvalidInput, match="too many values in JSON"):
-        parse_umbridge_request(text, Policy(max_json_values=3000))
