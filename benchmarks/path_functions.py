@@ -65,8 +65,8 @@ class Followed:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow all threads of this process."""
-        threading.setprofile_all_threads(self) if sys.version_info >= (3, 12) else threading.setprofile(self)
+        """Follow this thread, in which the event loop runs, and threads that start."""
+        threading.setprofile(self)  # those that start from now on; Python 3.11 cannot follow others
         sys.setprofile(self)
         try:
             yield

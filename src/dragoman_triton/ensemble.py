@@ -2,28 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextvars import copy_context
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
 
-from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, ModelNotFound
 from dragoman.core.model import Model
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.spec import COMPLETED_CONFIG, ModelSpec, SiblingModels
 from dragoman.core.tensor import NONE, Parameters, Tensor
-from dragoman.system.threads import DaemonThreads
-from dragoman_triton.ensemble_streams import SplitStep
+from dragoman.system.coroutines import complete
+from dragoman_triton.ensemble_streams import split_step
 from dragoman_triton.tensors import Configuration
 
 log = logging.getLogger("dragoman.model")
 
-# Requests that are computed at a time, and calls of step models; each has a thread.
-_REQUESTS, _CALLS = 16, 64
 # Responses of a step whose following steps run at a time, without `max_inflight_requests`.
 _IN_FLIGHT = 16
 
@@ -64,9 +61,6 @@ class EnsembleModel(Model):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
         self._config = Configuration(spec.parameters["config"])
-        self._requests = DaemonThreads(_REQUESTS, f"ensemble-{spec.name}")
-        self._calls = DaemonThreads(_CALLS, f"ensemble-{spec.name}-step")
-        self._branches = DaemonThreads(_CALLS, f"ensemble-{spec.name}-branch")
 
     def load(self) -> None:
         if self.spec.siblings is None:
@@ -150,20 +144,12 @@ class EnsembleModel(Model):
         reasons = (self._siblings.unavailable(step.model) for step in self._steps)
         return next(filter(None, reasons), "")
 
-    def close(self) -> None:
-        for threads in (self._requests, self._calls, self._branches):
-            threads.shutdown(wait=False, cancel_futures=True)
-
     async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
         call: Any = request.call
         self._config.rows(call)
-        loop = asyncio.get_running_loop()
-        # In the context of the request, for log lines and for the trace of calls of other models.
-        return await loop.run_in_executor(self._requests, copy_context().run, self._run, request, call)
-
-    def _run(self, request: Request[Inference], call: Infer) -> Inference:
         requested = self._config.requested_outputs(call)
-        return self._response(request, requested, self._compute(request, call.inputs, self._needed_steps(requested)))
+        tensors = await self._compute(request, call.inputs, self._needed_steps(requested))
+        return self._response(request, requested, tensors)
 
     def _response(self, request: Request[Inference], wanted: Sequence[str], tensors: Mapping[str, Tensor]) -> Inference:
         """Return the requested outputs, without those that a step may leave out and did."""
@@ -176,64 +162,72 @@ class EnsembleModel(Model):
         outputs = {n: _with_rank(tensors[n], self._ranks.get(n)) for n in wanted if n in tensors}
         return Inference(outputs, _sequence_parameters(call.parameters))
 
-    def _compute(
+    async def _compute(
         self, request: Request[Inference], given: Mapping[str, Tensor], steps: Sequence[_EnsembleStep]
     ) -> dict[str, Tensor]:
-        """Return the given tensors and the outputs of steps."""
+        """Return the given tensors and the outputs of steps. If one fails, those that still run are cancelled."""
         tensors, waiting = dict(given), [*steps]
         produced = {name for step in steps for name in step.outputs}
         missing = {name for step in steps for name in step.inputs.values()} - produced - set(given)
-        running: dict[Future[Inference], _EnsembleStep] = {}
-        while waiting or running:
-            for step in [step for step in waiting if _is_ready(step, tensors, missing)]:
-                waiting.remove(step)
-                work = self._calls.submit(copy_context().run, self._siblings.call, _request(request, step, tensors))
-                running[work] = step
-            if not running:
-                raise InvalidInput(self._text(f"no step can produce {self._names(waiting)}: its inputs are missing"))
-            for work in wait(running, return_when=FIRST_COMPLETED).done:
-                step = running.pop(work)
-                tensors |= self._outputs_of(step, work)
-                missing |= set(step.outputs) - set(tensors)
+        running: dict[asyncio.Task[Inference], _EnsembleStep] = {}
+        try:
+            while waiting or running:
+                ready = [step for step in waiting if _is_ready(step, tensors, missing)]
+                waiting = [step for step in waiting if step not in ready]
+                requests = [(step, _request(request, step, tensors)) for step in ready]
+                if len(ready) == 1 and not running:  # of a chain of steps: no task of its own
+                    answered = [(step, await self._call(sub_request)) for step, sub_request in requests]
+                else:
+                    running |= {asyncio.ensure_future(self._call(each)): step for step, each in requests}
+                    if not running:
+                        names = self._names(waiting)
+                        raise InvalidInput(self._text(f"no step can produce {names}: its inputs are missing"))
+                    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    answered = [(running.pop(task), task.result()) for task in done]
+                for step, inference in answered:
+                    outputs = inference.outputs
+                    tensors |= {ours: outputs[theirs] for ours, theirs in step.outputs.items() if theirs in outputs}
+                    missing |= set(step.outputs) - set(tensors)
+        finally:
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.gather(*running, return_exceptions=True)
         return tensors
+
+    async def _call(self, request: Request[Inference]) -> Inference:
+        """Return the answer of a step. Errors name the ensemble."""
+        try:
+            response: Response[Inference] = await complete(self._siblings.begin(request))
+            return response.answer
+        except DragomanError as error:
+            raise self._with_location(error) from error
 
     # --- streams ---------------------------------------------------------------------------------------------
 
     async def _stream(self, request: Request[Inference]) -> AsyncIterator[Inference]:
         call: Any = request.call
         self._config.rows(call)
-        loop, context, splits = asyncio.get_running_loop(), copy_context(), list[SplitStep]()
         requested = self._config.requested_outputs(call)
-        responses = self._responses(request, requested, self._needed_steps(requested), 0, call.inputs, splits)
-
-        def advance() -> Inference | None:
-            return next(responses, None)
-
-        try:
-            while True:
-                response = await loop.run_in_executor(self._requests, context.run, advance)
-                if response is None:
-                    return
+        responses = self._responses(request, requested, self._needed_steps(requested), 0, call.inputs)
+        async with aclosing(responses):
+            async for response in responses:
                 yield response
-        finally:
-            for split in splits:  # the thread that waits for their responses ends
-                split.close()
 
-    def _responses(
+    async def _responses(
         self,
         request: Request[Inference],
         wanted: Sequence[str],
         steps: Sequence[_EnsembleStep],
         origin: int,
         given: Mapping[str, Tensor],
-        splits: list[SplitStep],
         *,
         is_last: bool = True,
-    ) -> Iterator[Inference]:
+    ) -> AsyncGenerator[Inference, None]:
         """Yield the responses that follow from the tensors of the request, or of a response of step `origin`, which may
         be known to be the last one."""
         own = [step for step in steps if step.origin == origin and not step.streams]
-        tensors = self._compute(request, given, own) if not origin else given
+        tensors = await self._compute(request, given, own) if not origin else given
         splitting = next((step for step in steps if step.origin == origin and step.streams), None)
         if splitting is None:
             yield structs.replace(self._response(request, wanted, tensors), is_last=is_last)
@@ -242,30 +236,23 @@ class EnsembleModel(Model):
             raise InvalidInput(self._text(f"no step can produce {self._names([splitting])}: its inputs are missing"))
         following = [step for step in steps if step.origin == splitting.number and not step.streams]
 
-        def follow(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        async def follow(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             renamed = {ours: outputs[theirs] for ours, theirs in splitting.outputs.items() if theirs in outputs}
-            return self._compute(request, renamed, following)
+            return await self._compute(request, renamed, following)
 
         limit = self.spec.parameters["config"]["ensemble_scheduling"].get("max_inflight_requests") or _IN_FLIGHT
-        stream = self._siblings.stream(_request(request, splitting, tensors))
-        split = SplitStep(stream, lambda outputs: self._branches.submit(copy_context().run, follow, outputs), limit)
-        splits.append(split)
+        branches = split_step(self._siblings.responses(_request(request, splitting, tensors)), follow, limit)
         try:
-            for branch, is_last_branch in split:
-                yield from self._responses(
-                    request, wanted, steps, splitting.number, branch, splits, is_last=is_last and is_last_branch
-                )
+            async with aclosing(branches):
+                async for branch, is_last_branch in branches:
+                    below = self._responses(
+                        request, wanted, steps, splitting.number, branch, is_last=is_last and is_last_branch
+                    )
+                    async with aclosing(below):
+                        async for response in below:
+                            yield response
         except DragomanError as error:
             raise self._with_location(error) from error
-        finally:
-            split.close()
-
-    def _outputs_of(self, step: _EnsembleStep, work: "Future[Inference]") -> dict[str, Tensor]:
-        try:
-            outputs = work.result().outputs
-        except DragomanError as error:
-            raise self._with_location(error) from error
-        return {ours: outputs[theirs] for ours, theirs in step.outputs.items() if theirs in outputs}
 
     def _needed_steps(self, wanted: Sequence[str]) -> list[_EnsembleStep]:
         """Return the steps on which outputs depend, in the order of the configuration."""

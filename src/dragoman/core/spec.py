@@ -1,13 +1,13 @@
 """The configuration of one model version: where it is, what runs it and how, and the models beside it."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from dragoman.core import error_texts
-from dragoman.core.calls import ModelDescription, Request
+from dragoman.core.calls import ModelDescription, Request, Response
 from dragoman.core.dialect import Dialect
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import ModelOptions, Option
@@ -45,7 +45,8 @@ class ResponseStream(Protocol[A_co]):
 class SiblingModels(Protocol):
     """The other models of the server, for a model in the server's process.
 
-    All but `unavailable` and `streams` block: use them in threads of the model, never on the event loop.
+    `begin` and `responses` are for models on the event loop. All others but `unavailable` and `streams` block: use them
+    in threads of the model, never on the event loop.
     """
 
     @property
@@ -68,8 +69,14 @@ class SiblingModels(Protocol):
     def call(self, request: Request[A]) -> A:
         """Return the answer of the model of the request. It is queued, limited and counted like any other call."""
 
+    def begin(self, request: Request[A]) -> Response[A] | Coroutine[Any, Any, Response[A]]:
+        """As `call`, on the event loop: return the response, or a coroutine that waits for it."""
+
     def stream(self, request: Request[A]) -> ResponseStream[A]:
         """Start a call; return its responses."""
+
+    def responses(self, request: Request[A]) -> AsyncGenerator[A, None]:
+        """As `stream`, on the event loop: the generator ends the call when it is closed."""
 
     def load(self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})) -> None:
         """Load a model of the repository, or load it again. Raises the errors of loading.

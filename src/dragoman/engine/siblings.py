@@ -14,7 +14,7 @@ from msgspec import structs
 
 from dragoman.core.audit import log_change
 from dragoman.core.callers import ANYONE, get_caller
-from dragoman.core.calls import Describe, ModelDescription, Request
+from dragoman.core.calls import Describe, ModelDescription, Request, Response
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
 from dragoman.core.spec import ResponseStream
 from dragoman.engine.control import ModelControl
@@ -101,10 +101,13 @@ class SiblingRegistry:
             else:
                 await self._wait_for_change()
 
-    async def call(self, request: Request[A]) -> A:
+    def begin(self, request: Request[A]) -> Response[A] | Coroutine[Any, Any, Response[A]]:
         deployment = self._registry.route(request.model, request.version)
         _nest(request)
-        return (await complete(deployment.begin(request, nested=True))).answer
+        return deployment.begin(request, nested=True)
+
+    async def call(self, request: Request[A]) -> A:
+        return (await complete(self.begin(request))).answer
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         deployment = self._registry.route(request.model, request.version)
@@ -192,6 +195,14 @@ class SiblingClient:
     def is_used(self) -> bool:
         """Whether the model has used others."""
         return self._name in self._registry.users
+
+    def begin(self, request: Request[A]) -> Response[A] | Coroutine[Any, Any, Response[A]]:
+        self._registry.users.add(self._name)
+        return self._registry.begin(_of_caller(request))
+
+    def responses(self, request: Request[A]) -> AsyncGenerator[A, None]:
+        self._registry.users.add(self._name)
+        return self._registry.stream(_of_caller(request))
 
     def stream(self, request: Request[A]) -> ResponseStream[A]:
         self._registry.users.add(self._name)
