@@ -16,7 +16,7 @@ SHAPES = [
 @pytest.fixture(scope="session")
 def shapes() -> Iterator[ServerProcess]:
     """The models of `shapes.py`; model control is on."""
-    with running_server(*SHAPES, "--control-token", TOKEN) as process:
+    with running_server(*SHAPES, "--placement", "thread", "--control-token", TOKEN) as process:
         yield process
 
 

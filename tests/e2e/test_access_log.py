@@ -164,7 +164,9 @@ def dropped(server: ServerProcess) -> float:
 
 def test_a_full_disk_drops_lines_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "authored.py").write_text(MODEL)
-    with running_server(f"{tmp_path / 'authored.py'}:Quick", "--access-log", "/dev/full") as server:
+    with running_server(
+        f"{tmp_path / 'authored.py'}:Quick", "--placement", "inline", "--access-log", "/dev/full"
+    ) as server:
         for _ in range(3):
             assert server.infer("Quick", [1.0])[0] == 200
         wait_until(lambda: dropped(server) >= 3, "dropped lines")

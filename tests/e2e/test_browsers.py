@@ -26,7 +26,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     (folder / "model.py").write_text(MODEL)
     flags = ["--cors-origins", "https://a.org,https://b.org", "--cors-origin-regex", r"https://.*\.c\.org"]
     flags += ["--cors-expose", "x-mine", "--root-path", "/behind/it", "--cors-credentials"]
-    with running_server(str(folder / "model.py:half"), *flags) as server:
+    with running_server(str(folder / "model.py:half"), "--placement", "thread", *flags) as server:
         yield server
 
 
@@ -71,7 +71,7 @@ def test_cors_rejects_pages_of_other_origins(process: ServerProcess, origin: str
 
 def test_no_cors_headers_by_default(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    with running_server(str(tmp_path / "model.py:half")) as server:
+    with running_server(str(tmp_path / "model.py:half"), "--placement", "thread") as server:
         response = requests.get(f"http://{server.url}/v2", headers={"origin": "https://a.org"}, timeout=30)
         assert not [h for h in response.headers if h.lower().startswith("access-control")]
         assert requests.get(f"http://{server.url}/behind/it/v2", timeout=30).status_code == 404
@@ -80,7 +80,7 @@ def test_no_cors_headers_by_default(tmp_path: Path) -> None:
 def test_cors_lets_a_page_read_what_it_needs_by_default(tmp_path: Path) -> None:
     """A page cannot take a binary response apart without the length of its JSON, nor see the id of its request."""
     (tmp_path / "model.py").write_text(MODEL)
-    with running_server(str(tmp_path / "model.py:half"), "--cors-origins", "*") as server:
+    with running_server(str(tmp_path / "model.py:half"), "--placement", "thread", "--cors-origins", "*") as server:
         page = {"origin": "https://a.org"}
         body = {**BODY, "parameters": {"binary_data_output": True}}
         response = requests.post(f"http://{server.url}/v2/models/half/infer", json=body, headers=page, timeout=30)

@@ -214,7 +214,7 @@ def test_a_model_that_ends_its_process(model: str, end: str) -> None:
 
 
 def test_calls_of_disconnected_clients_are_not_computed() -> None:
-    with running_server(f"{MODELS / 'shapes.py'}:Sleep") as process:
+    with running_server(f"{MODELS / 'shapes.py'}:Sleep", "--placement", "thread") as process:
         body = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [0.5]}]}).encode()
         headers = b"POST /v2/models/Sleep/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         sockets = [socket.create_connection(("127.0.0.1", process.http_port)) for _ in range(100)]

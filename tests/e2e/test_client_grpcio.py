@@ -94,7 +94,10 @@ def test_health_of_an_unknown_service(channel: Any) -> None:
 
 
 def test_a_health_watch_sees_the_shutdown() -> None:
-    with running_server(SHAPES[0]) as process, grpc.insecure_channel(process.grpc_url) as channel:
+    with (
+        running_server(SHAPES[0], "--placement", "thread") as process,
+        grpc.insecure_channel(process.grpc_url) as channel,
+    ):
         seen: queue.SimpleQueue[int] = queue.SimpleQueue()
         watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
 

@@ -47,7 +47,7 @@ def samples(process: ServerProcess) -> dict[tuple[str, str, str], float]:
 
 def test_calls_are_counted_by_outcome(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    with running_server(str(tmp_path / "model.py:half")) as process:
+    with running_server(str(tmp_path / "model.py:half"), "--placement", "thread") as process:
         for value in (1.0, 2.0, 13.0, "no number"):
             body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [value]}]}
             requests.post(f"http://{process.url}/v2/models/half/infer", json=body, timeout=30)
@@ -63,7 +63,9 @@ def test_calls_are_counted_by_outcome(tmp_path: Path) -> None:
 
 def test_the_path_of_metrics_can_be_changed_or_disabled(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    with running_server(str(tmp_path / "model.py:half"), "--metrics-path", "/custom/metrics") as process:
+    with running_server(
+        str(tmp_path / "model.py:half"), "--placement", "thread", "--metrics-path", "/custom/metrics"
+    ) as process:
         for path in ("/custom/metrics", "/server/metrics"):
             assert "dragoman_calls_total" in requests.get(f"http://{process.url}{path}", timeout=30).text
         response = requests.get(
@@ -71,7 +73,7 @@ def test_the_path_of_metrics_can_be_changed_or_disabled(tmp_path: Path) -> None:
         )
         assert [f.name for f in text_string_to_metric_families(response.text)] == ["dragoman_model_ready"]
         assert requests.get(f"http://{process.url}/metrics", timeout=30).status_code == 404
-    with running_server(str(tmp_path / "model.py:half"), "--metrics-path", "") as process:
+    with running_server(str(tmp_path / "model.py:half"), "--placement", "thread", "--metrics-path", "") as process:
         for path in ("/metrics", "/server/metrics"):
             assert requests.get(f"http://{process.url}{path}", timeout=30).status_code == 404
 
@@ -83,7 +85,10 @@ X = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}]}
 
 def test_every_response_is_counted_by_protocol_and_status(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    with running_server(str(tmp_path / "model.py:half")) as process, requests.Session() as session:
+    with (
+        running_server(str(tmp_path / "model.py:half"), "--placement", "thread") as process,
+        requests.Session() as session,
+    ):
         before = all_samples(process)
         url = f"http://{process.url}"
         for body in (*[json.dumps(X)] * 70, "{", "[1]"):
@@ -118,7 +123,9 @@ def test_every_response_is_counted_by_protocol_and_status(tmp_path: Path) -> Non
 
 def test_connections_bytes_and_rejected_requests_are_counted(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    with running_server(str(tmp_path / "model.py:half"), "--max-bodies-bytes", "5000") as process:
+    with running_server(
+        str(tmp_path / "model.py:half"), "--placement", "thread", "--max-bodies-bytes", "5000"
+    ) as process:
         url = f"http://{process.url}/v2/models/half/infer"
         with requests.Session() as session:
             session.post(url, json=X, timeout=30)
@@ -197,7 +204,7 @@ def test_batches_restarts_and_process_are_counted(tmp_path: Path) -> None:
 
 def test_metrics_without_batches_under_the_names_of_triton(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    with running_server(str(tmp_path / "model.py:half"), "--metrics-as", "triton") as process:
+    with running_server(str(tmp_path / "model.py:half"), "--placement", "thread", "--metrics-as", "triton") as process:
         for value in (1.0, 13.0, 2.0):
             body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [value]}]}
             requests.post(f"http://{process.url}/v2/models/half/infer", json=body, timeout=30)
@@ -210,7 +217,7 @@ def test_metrics_without_batches_under_the_names_of_triton(tmp_path: Path) -> No
 
 def test_openmetrics_and_text_export_the_same_values(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    with running_server(str(tmp_path / "model.py:half")) as process:
+    with running_server(str(tmp_path / "model.py:half"), "--placement", "thread") as process:
         requests.post(f"http://{process.url}/v2/models/half/infer", json=X, timeout=30)
         path = f"http://{process.url}/metrics?name[]=dragoman_calls_total&name[]=dragoman_call_duration_seconds"
         text = requests.get(path, timeout=30)

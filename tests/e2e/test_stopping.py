@@ -262,7 +262,9 @@ def test_idle_connections_do_not_delay_the_exit() -> None:
 
 def test_a_client_that_does_not_read_does_not_delay_the_exit() -> None:
     count = 4_000_000
-    with running_server(f"{MODELS / 'shapes.py'}:Echo", "--drain-s", "1", "--no-compress-responses") as process:
+    with running_server(
+        f"{MODELS / 'shapes.py'}:Echo", "--placement", "thread", "--drain-s", "1", "--no-compress-responses"
+    ) as process:
         tensor = {"name": "x", "datatype": "INT8", "shape": [count], "parameters": {"binary_data_size": count}}
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         slow = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=10)

@@ -30,7 +30,8 @@ ROWS = ("--placement", "process", "--max-batch-size", "8", "--max-batch-wait-s",
 @pytest.fixture(scope="module")
 def plain() -> Iterator[ServerProcess]:
     """Models without batching; model control is off."""
-    with running_server(*(f"{MODELS / 'shapes.py'}:{name}" for name in ("SumDiff", "Upper", "Count"))) as process:
+    models = [f"{MODELS / 'shapes.py'}:{name}" for name in ("SumDiff", "Upper", "Count")]
+    with running_server(*models, "--placement", "thread") as process:
         yield process
 
 
@@ -406,7 +407,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
     (folder / "Cached" / "dragoman.toml").write_text(
         f'[model]\nuri = "{MODELS / "shapes.py"}:Scores"\nresponse_cache_bytes = 1000000\n'
     )
-    with running_server(str(folder)) as process:
+    with running_server(str(folder), "--placement", "thread") as process:
         yield process
 
 

@@ -273,7 +273,7 @@ class Grown(dragoman.Model):
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     file: Path = tmp_path_factory.mktemp("grown") / "grown.py"
     file.write_text(MODEL)
-    with running_server(f"{file}:Grown", "--max-bodies-bytes", str(32 * MIB)) as found:
+    with running_server(f"{file}:Grown", "--placement", "inline", "--max-bodies-bytes", str(32 * MIB)) as found:
         yield found
 
 

@@ -30,39 +30,29 @@ from workers.workers_harness import PLACEMENTS, call, first_value, make_request,
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 
 
-@every_placement
-@pytest.mark.parametrize("model", ["Actions", "AsyncActions"])
-@pytest.mark.parametrize(
-    ("do", "error", "message"),
-    [
-        ("value", ModelFailed, "model 'm' failed: ValueError: seven is not allowed"),
-        ("input", InvalidInput, "input 'x' is bad"),
-        ("own", InvalidInput, "mine"),
-        ("exit", ModelFailed, "model 'm' failed: SystemExit: 3"),
-        ("panic", ModelFailed, "model 'm' failed: PanicException: index out of bounds"),
-        ("none", InvalidOutput, "model 'm' failed: expected outputs, got None"),
-    ],
-)
-async def test_errors_reach_the_caller(
-    placement: str, model: str, do: str, error: type[DragomanError], message: str
-) -> None:
-    async with pool_of(placement, model) as pool:
-        for _ in range(2):
-            with pytest.raises(error) as caught:
-                await call(pool, do=do)
-            assert caught.value.message == message
-            with pytest.raises(error):
-                await anext(pool.stream(make_request(do=do)))
-        assert first_value(await call(pool, do="pid")) > 0
+ERRORS: dict[str, tuple[type[DragomanError], str]] = {
+    "value": (ModelFailed, "model 'm' failed: ValueError: seven is not allowed"),
+    "input": (InvalidInput, "input 'x' is bad"),
+    "own": (InvalidInput, "mine"),
+    "exit": (ModelFailed, "model 'm' failed: SystemExit: 3"),
+    "panic": (ModelFailed, "model 'm' failed: PanicException: index out of bounds"),
+    "none": (InvalidOutput, "model 'm' failed: expected outputs, got None"),
+    "cancelled": (ModelFailed, "model 'm' failed: CancelledError: "),
+}
 
 
 @every_placement
 @pytest.mark.parametrize("model", ["Actions", "AsyncActions"])
-async def test_cancelled_error_raised_by_the_model_is_a_model_error(placement: str, model: str) -> None:
+async def test_errors_reach_the_caller(placement: str, model: str) -> None:
     async with pool_of(placement, model) as pool:
-        with pytest.raises(ModelFailed, match="CancelledError"):
-            await call(pool, do="cancelled")
-        assert first_value(await call(pool, do="pid")) > 0
+        for do, (error, message) in ERRORS.items():
+            for _ in range(2):
+                with pytest.raises(error) as caught:
+                    await call(pool, do=do)
+                assert caught.value.message == message
+                with pytest.raises(error):
+                    await anext(pool.stream(make_request(do=do)))
+            assert first_value(await call(pool, do="pid")) > 0
 
 
 @every_placement

@@ -341,38 +341,39 @@ class RecordsClose(Echo):
 
 
 class Reuses(Model):
-    """Returns the same array each time, in the form that the parameter `how` names."""
+    """Returns the same array each time, in the form that the parameter `how` of the call names."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        self.how = str(spec.parameters.get("how", "array"))
-        self.buffer = object_array([b""] * 4, (4,)) if self.how == "bytes" else np.zeros(4, np.int64)
-        self.tensor = Tensor(self.buffer, BYTES if self.how == "bytes" else INT64)
+        texts, numbers = object_array([b""] * 4, (4,)), np.zeros(4, np.int64)
+        self.texts, self.numbers = Tensor(texts, BYTES), Tensor(numbers, INT64)
 
-    def write(self, value: int) -> Any:
-        self.buffer[:] = b"%d" % value if self.how == "bytes" else value
-        match self.how:
+    def write(self, call: Infer, value: int) -> Any:
+        how = call.parameters["how"]
+        tensor = self.texts if how == "bytes" else self.numbers
+        tensor.data[:] = b"%d" % value if how == "bytes" else value
+        match how:
             case "view":
-                return {"y": self.buffer[:2]}
+                return {"y": tensor.data[:2]}
             case "tensor":
-                return {"y": self.tensor}
+                return {"y": tensor}
             case "inference":
-                return Inference({"y": self.tensor})
-        return {"y": self.buffer}
+                return Inference({"y": tensor})
+        return {"y": tensor.data}
 
     def infer(self, call: Infer) -> Any:
-        return self.write(number(call))
+        return self.write(call, number(call))
 
 
 class ReusesInChunks(Reuses):
     def infer(self, call: Infer) -> Iterator[Any]:
         for n in range(number(call)):
-            yield self.write(n)
+            yield self.write(call, n)
 
 
 class AsyncReuses(Reuses):
     async def infer(self, call: Infer) -> Any:
-        return self.write(number(call))
+        return self.write(call, number(call))
 
 
 class Threads(Model):
