@@ -173,8 +173,9 @@ async def serving_models(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman
 async def has_free_memory(server: dragoman.Server, size: int) -> bool:
     """Return whether the server has memory for a request body of `size` bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.http_ports[0])
-    writer.write(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode())
-    writer.write(b"x" * size)  # not JSON
+    binary = "inference-header-content-length: 1"  # the limit of JSON does not apply to what follows
+    writer.write(f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{binary}\r\ncontent-length: {size}\r\n\r\n".encode())
+    writer.write(b"x" * size)
     status = int((await reader.readline()).split()[1])
     writer.transport.abort()
     await asyncio.sleep(0)
