@@ -4,9 +4,8 @@ import asyncio
 from dataclasses import dataclass
 
 from dragoman.core.audit import log_event
-from dragoman.core.errors import DragomanError, Forbidden, NotReady, RateLimited, Unauthorized
+from dragoman.core.errors import DragomanError
 
-_STATUS = {Unauthorized: 401, Forbidden: 403, RateLimited: 429, NotReady: 503}
 # Equal refusals within this time after the first are counted.
 INTERVAL_S = 10.0
 # So many different ones are distinguished within that time; those of all further callers are counted together.
@@ -33,10 +32,9 @@ class Refusals:
 
     def add(self, error: DragomanError, where: str, key: str, client: str) -> None:
         """Log a refused request, unless an equal one has just been logged."""
-        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
-        refusal = Refusal(status, error.message, where, key, client)
+        refusal = Refusal(error.status, error.message, where, key, client)
         if refusal not in self._counts and len(self._counts) >= MAX_KINDS:
-            refusal = Refusal(status, "", "", "", _OTHERS)
+            refusal = Refusal(error.status, "", "", "", _OTHERS)
         if refusal in self._counts:
             self._counts[refusal] += 1
             return

@@ -22,8 +22,9 @@
         │   └── OutOfMemory           not enough memory to load it
         └── WorkerLost            the worker process exited during the call
 
-Each protocol maps these to its status in one table. Errors are pickled between processes, so each consists of its
-message and `retry_after_s`, which is an attribute of the class except for NotReady and RateLimited.
+Each class has its status in HTTP; the table of a protocol lists those that differ there. Errors are pickled between
+processes, so each consists of its message and `retry_after_s`, which is an attribute of the class except for NotReady
+and RateLimited.
 """
 
 import re
@@ -33,9 +34,11 @@ from pathlib import Path
 class DragomanError(Exception):
     """Base of all errors whose message is sent to clients.
 
+    `status`: of a response in HTTP, unless the protocol has another one.
     `retry_after_s`: seconds after which the client may retry; None if retrying is useless.
     """
 
+    status = 500
     retry_after_s: float | None = None
 
     @property
@@ -46,6 +49,8 @@ class DragomanError(Exception):
 class CallerError(DragomanError):
     """An error of the request."""
 
+    status = 400
+
 
 class InvalidInput(CallerError):
     """The request does not match the model. The message names the field, what was expected and what was sent."""
@@ -53,6 +58,8 @@ class InvalidInput(CallerError):
 
 class TooLarge(InvalidInput):
     """A payload exceeds a limit of the server in bytes. The message names the setting."""
+
+    status = 413
 
 
 class TooLong(InvalidInput):
@@ -74,6 +81,8 @@ class AdapterNotFound(InvalidInput):
 class ModelNotFound(CallerError):
     """Unknown model or version."""
 
+    status = 404
+
 
 class PathNotFound(ModelNotFound):
     """No model has a handler for this path."""
@@ -90,6 +99,8 @@ class NotSupported(CallerError):
 class NotReady(CallerError):
     """The model exists but cannot answer now."""
 
+    status = 503
+
     def __init__(self, message: str = "", retry_after_s: float = 1.0) -> None:
         super().__init__(*([message] if message else []))
         self.retry_after_s = retry_after_s
@@ -98,11 +109,14 @@ class NotReady(CallerError):
 class Overloaded(CallerError):
     """The queue is full."""
 
+    status = 503
     retry_after_s = 1.0
 
 
 class RateLimited(CallerError):
     """The caller has reached a limit of its key or its address."""
+
+    status = 429
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -112,13 +126,19 @@ class RateLimited(CallerError):
 class DeadlineExceeded(CallerError):
     """The request timed out."""
 
+    status = 504
+
 
 class Unauthorized(CallerError):
     """The call needs a token, which is missing or wrong."""
 
+    status = 401
+
 
 class Forbidden(CallerError):
     """The operator has not enabled this call."""
+
+    status = 403
 
 
 class ServerError(DragomanError):
@@ -139,6 +159,22 @@ class OutOfMemory(ModelFailed):
 
 class WorkerLost(ServerError):
     """The worker process exited during the call."""
+
+
+# Those that calls of every protocol may raise; `ServerError` stands for its kinds.
+OF_CALLS = (
+    InvalidInput,
+    TooLarge,
+    ModelNotFound,
+    NotSupported,
+    NotReady,
+    Overloaded,
+    RateLimited,
+    DeadlineExceeded,
+    Unauthorized,
+    Forbidden,
+    ServerError,
+)
 
 
 # --- the text of exceptions for clients -------------------------------------------------------------------

@@ -10,13 +10,14 @@ Objects made per request are `msgspec.Struct`s: frozen like a dataclass and ten 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
 from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.calls import Ready, Request, Response
-from dragoman.core.errors import DragomanError, Unauthorized
+from dragoman.core.errors import OF_CALLS, DragomanError, Unauthorized
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.formats.exact_json import dump_json
 from dragoman.formats.policy import Buffer as Buffer
@@ -304,15 +305,30 @@ def error_responses(statuses: Iterable[int]) -> ErrorResponses:
     return ErrorResponses(frozenset(statuses), {JSON: ErrorMessage})
 
 
-def error_formatter(
-    table: Sequence[tuple[type[DragomanError], int]],
-) -> ErrorFormatter:
-    """Return a function that formats an error as `{"error": message}`, with the status of this table, or 500."""
+# The statuses of a protocol that differ from those of the classes of errors; the first class that matches counts.
+Statuses = Mapping[type[DragomanError], int]
+_NONE: Statuses = MappingProxyType({})
+
+
+def status_of(error: DragomanError, differing: Statuses) -> int:
+    """Return the status of an error in a protocol."""
+    return next((status for kind, status in differing.items() if isinstance(error, kind)), error.status)
+
+
+def statuses(differing: Statuses = _NONE) -> frozenset[int]:
+    """Return the statuses of the errors of calls in a protocol."""
+    return frozenset(
+        next((status for kind, status in differing.items() if issubclass(each, kind)), each.status) for each in OF_CALLS
+    )
+
+
+def error_formatter(differing: Statuses = _NONE) -> ErrorFormatter:
+    """Return a function that formats an error as `{"error": message}`, with the statuses that differ in a protocol."""
 
     def format_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:
         if isinstance(error, HttpError):
             return message_response(ErrorMessage(error.message), error.status, error.headers)
-        (status,) = find_error_row(error, table) or (500,)
+        status = status_of(error, differing)
         return message_response(ErrorMessage(replace_surrogates(error.message)), status, error_headers(error))
 
     return format_error

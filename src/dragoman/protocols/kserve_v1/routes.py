@@ -1,24 +1,14 @@
 """KServe's V1 protocol: `POST /v1/models/{model}:predict` with rows of values, and the readiness of a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from dragoman.core.calls import Describe, Infer, Inference, ModelDescription, Request, Response
 from dragoman.core.errors import (
-    DeadlineExceeded,
-    DragomanError,
-    Forbidden,
     InvalidInput,
-    ModelNotFound,
-    NotReady,
     NotSupported,
-    Overloaded,
-    RateLimited,
-    ServerError,
-    TooLarge,
-    Unauthorized,
 )
 from dragoman.core.sampling import format_value
 from dragoman.core.signature import TensorSpec
@@ -48,9 +38,11 @@ from dragoman.protocols.wire import (
     Policy,
     PreliminaryCall,
     Route,
+    Statuses,
     error_formatter,
     error_responses,
     read_readiness,
+    statuses,
 )
 
 _FIELDS = ("instances", "inputs")
@@ -58,19 +50,7 @@ _VERBS = ("predict", "explain")
 _ALLOW = (("allow", "GET, HEAD, OPTIONS"),)
 _DEFAULT_SIGNATURE = "serving_default"  # of TensorFlow, whose API this protocol follows
 
-_STATUS: Sequence[tuple[type[DragomanError], int]] = (
-    (TooLarge, 413),
-    (InvalidInput, 400),
-    (NotSupported, 501),
-    (ModelNotFound, 404),
-    (Unauthorized, 401),
-    (Forbidden, 403),
-    (NotReady, 503),
-    (Overloaded, 503),
-    (RateLimited, 429),
-    (DeadlineExceeded, 504),
-    (ServerError, 500),
-)
+_STATUS: Statuses = {NotSupported: 501}
 format_error = error_formatter(_STATUS)
 
 
@@ -119,7 +99,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("POST", "/v1/models/{name}", at.predict, role="infer", calls_handlers=True, operation=messages.PREDICT),
         Route("GET", "/v1/models/{name}", at.ready, role="read", operation=messages.READY),
     )
-    errors = error_responses(status for _, status in _STATUS)
+    errors = error_responses(statuses(_STATUS))
     return HttpProtocol("KServe V1", routes, format_error, errors=errors)
 
 

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs
 
 from dragoman import plugins
 from dragoman.core.calls import Measure, Request, Response
-from dragoman.core.errors import DragomanError, Forbidden, NotReady, PathNotFound, RateLimited, Unauthorized
+from dragoman.core.errors import DragomanError
 from dragoman.core.metrics import Family
 from dragoman.protocols.metrics import exposition
 from dragoman.protocols.wire import (
@@ -19,7 +19,7 @@ from dragoman.protocols.wire import (
     Policy,
     Route,
     error_headers,
-    find_error_row,
+    statuses,
 )
 
 _DJL = "/server/metrics"  # the path in DJL-Serving, on which LMI runs
@@ -29,7 +29,6 @@ _OPERATION = Operation(
     {200: {"text/plain": str, "application/openmetrics-text": str}},
     query={"name[]": {"type": "array", "items": {"type": "string"}}},
 )
-_STATUS = ((PathNotFound, 404), (Unauthorized, 401), (Forbidden, 403), (RateLimited, 429), (NotReady, 503))
 _Families = Callable[[Iterable[Family]], Iterable[Family]]
 
 
@@ -44,7 +43,7 @@ def protocol(policy: Policy) -> HttpProtocol:
     routes = tuple(
         Route("GET", path, metrics, role="read", is_administrative=True, operation=_OPERATION) for path in paths
     )
-    errors = ErrorResponses(frozenset(status for _, status in _STATUS), {"text/plain": str})
+    errors = ErrorResponses(statuses(), {"text/plain": str})
     return HttpProtocol("metrics", routes, _format_error, errors=errors)
 
 
@@ -67,5 +66,4 @@ def _format_error(error: DragomanError | HttpError, _request_id: str = "") -> Ht
     text = error.message.encode(errors="replace")
     if isinstance(error, HttpError):
         return HttpResponse(error.status, (text,), (_TEXT, *error.headers))
-    (status,) = find_error_row(error, _STATUS) or (500,)
-    return HttpResponse(status, (text,), (_TEXT, *error_headers(error)))
+    return HttpResponse(error.status, (text,), (_TEXT, *error_headers(error)))

@@ -1,23 +1,17 @@
 """The generate extension: `generate` and `generate_stream`, for text models and for models of tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import structs
 
 from dragoman.core.calls import Describe, Generate, Infer, Inference, ModelDescription, Request, Response
 from dragoman.core.errors import (
-    DeadlineExceeded,
     DragomanError,
-    Forbidden,
     InvalidInput,
     ModelFailed,
-    ModelNotFound,
-    NotReady,
     NotSupported,
     Overloaded,
-    RateLimited,
-    Unauthorized,
 )
 from dragoman.core.sampling import (
     InvalidValueError,
@@ -63,10 +57,12 @@ from dragoman.protocols.wire import (
     Policy,
     PreliminaryCall,
     Route,
+    Statuses,
     error_formatter,
     error_responses,
     json_response,
     replace_surrogates,
+    statuses,
 )
 
 _DEFAULT_MAX_TOKENS = 20  # by the extension
@@ -138,18 +134,7 @@ _PARAMETERS: Mapping[str, Parameter] = {
 _NEUTRAL: Mapping[str, Any] = {
     name: getattr(Sampling(), name) for name in ("temperature", "top_p", "top_k", "min_p", "typical_p")
 }
-_STATUS: Sequence[tuple[type[DragomanError], int]] = (
-    (InvalidInput, 422),
-    (NotSupported, 422),
-    (ModelNotFound, 404),
-    (Unauthorized, 401),
-    (Forbidden, 403),
-    (NotReady, 503),
-    (Overloaded, 429),
-    (RateLimited, 429),
-    (DeadlineExceeded, 504),
-    (ModelFailed, 424),
-)
+_STATUS: Statuses = {InvalidInput: 422, NotSupported: 422, Overloaded: 429, ModelFailed: 424}
 format_error = error_formatter(_STATUS)
 
 
@@ -309,5 +294,5 @@ def protocol(policy: Policy) -> HttpProtocol:
         routes.append(
             Route("POST", stream, endpoints.generate_stream, role="infer", operation=messages.GENERATE_STREAM)
         )
-    errors = error_responses(status for _, status in _STATUS)
+    errors = error_responses(statuses(_STATUS))
     return HttpProtocol("Open Inference generate", tuple(routes), format_error, errors=errors)

@@ -1,6 +1,6 @@
 """Open Inference Protocol over REST, with the binary tensor data extension."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -26,18 +26,7 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import (
-    DeadlineExceeded,
-    DragomanError,
-    Forbidden,
     InvalidInput,
-    ModelNotFound,
-    NotReady,
-    NotSupported,
-    Overloaded,
-    RateLimited,
-    ServerError,
-    TooLarge,
-    Unauthorized,
 )
 from dragoman.core.signature import TensorSpec
 from dragoman.formats.body import HEADER_LENGTH, serialize_tensors
@@ -94,6 +83,7 @@ from dragoman.protocols.wire import (
     error_responses,
     json_response,
     message_response,
+    statuses,
 )
 
 _STATUS_PATH = "/v2/repository/status"
@@ -101,20 +91,7 @@ _JSON_HEADERS: Headers = (JSON_TYPE,)
 _MAX_IRREGULAR_BYTES = 1 << 20  # of a request that is searched for texts
 _BINARY_TYPE = ("content-type", "application/octet-stream")
 
-_STATUS: Sequence[tuple[type[DragomanError], int]] = (
-    (TooLarge, 413),
-    (InvalidInput, 400),
-    (NotSupported, 400),
-    (ModelNotFound, 404),
-    (Unauthorized, 401),
-    (Forbidden, 403),
-    (NotReady, 503),
-    (Overloaded, 503),
-    (RateLimited, 429),
-    (DeadlineExceeded, 504),
-    (ServerError, 500),
-)
-format_error = error_formatter(_STATUS)
+format_error = error_formatter()
 
 
 class OpenInferenceRest:
@@ -342,7 +319,7 @@ def protocol(policy: Policy) -> HttpProtocol:
             Route("POST", infer, endpoints.infer, role="infer", operation=messages.INFER),
             Route("POST", stream, endpoints.infer_stream, role="infer", operation=messages.INFER_STREAM),
         ]
-    errors = error_responses(status for _, status in _STATUS)
+    errors = error_responses(statuses())
     return HttpProtocol("Open Inference (V2)", tuple(routes), format_error, fallback=endpoints.handle, errors=errors)
 
 
