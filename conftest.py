@@ -37,30 +37,19 @@ SLOW = (
 )
 
 
-# Tests outside of `tests/features` that need features; they are left out where one is missing.
-NEEDS = {
-    "tests/cli/test_startup.py": ("simulators",),
-    "tests/client/test_client_map.py": ("simulators",),
-    "tests/codecs/test_type_aliases.py": ("mlserver", "simulators"),
-    "tests/console/test_console_browser.py": ("simulators",),
-    "tests/console/test_console_keys.py": ("simulators",),
-    "tests/console/test_recent_requests.py": ("simulators",),
-    "tests/deploy/test_manifests.py": ("cluster",),
-    "tests/e2e/test_processes.py": ("triton",),
-    "tests/engine/test_dialects.py": ("mlserver", "triton"),
-    "tests/test_benchmarks.py": ("check", "simulators", "text"),
-}
-MISSING = {
-    path: missing
-    for path, features in NEEDS.items()
-    if (missing := [each for each in features if find_spec(f"dragoman_{each}") is None])
-}
+# Tests outside of `tests/features` that combine features: folders, files, tests. They are left out if one is missing.
+COMBINED = tuple((Path(__file__).parent / "tests" / "combined.txt").read_text().split())
+MISSING = [
+    name
+    for name in ("check", "cluster", "kserve", "mlserver", "simulators", "text", "triton")
+    if find_spec(f"dragoman_{name}") is None
+]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out test files that cannot be imported without a feature."""
-    path = collection_path.relative_to(config.rootpath).as_posix() if collection_path.is_file() else ""
-    return True if path in MISSING else None
+    """Leave out files that may not be importable without a feature."""
+    path = collection_path.relative_to(config.rootpath).as_posix() + "/" * collection_path.is_dir()
+    return True if MISSING and path in COMBINED else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,9 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker("slow")
-        test = item.nodeid.partition("[")[0]
-        if test in MISSING:
-            item.add_marker(pytest.mark.skip(f"needs {', '.join(MISSING[test])}"))
+        if MISSING and item.nodeid.partition("[")[0] in COMBINED:
+            item.add_marker(pytest.mark.skip(f"needs {', '.join(MISSING)}"))
 
 
 @pytest.hookimpl(wrapper=True)
