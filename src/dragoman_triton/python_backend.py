@@ -81,11 +81,10 @@ class PythonBackendModel(Model):
         self._sequences = None if sequences is None else SequenceInputs(given, Path(), keeps_rows=False)
         merges = ("dynamic_batching" in given or sequences is not None) and self._config.max_batch_size > 1
         delay_us = given.get("dynamic_batching", {}).get("max_queue_delay_microseconds", 0)
-        self._schedule = ScheduleOptions(**self.spec.parameters.get("schedule", {}))
         self._queue = RequestQueue(
             self._config.max_batch_size if merges else 1,
             delay_us / 1e6 if merges else 0.0,
-            self._schedule,
+            ScheduleOptions(**self.spec.parameters.get("schedule", {})),
             by_owner=self._access is not None,
         )
         if self._config.is_decoupled:
@@ -203,8 +202,7 @@ class PythonBackendModel(Model):
         if self._is_iterative and self._sequences is not None and (id_ := call.parameters.get("sequence_id")):
             self._sequences.check_id(id_)  # the engine checks those of other sequences
         pending = PendingRequest(request, rows, deliver_on_loop)
-        self._queue.put(pending)
-        if wait_s := self._schedule.policy(pending.order[0]).wait_s(call.parameters):
+        if wait_s := self._queue.put(pending):
             loop.call_later(wait_s, self._queue.expire, pending)
         return pending
 

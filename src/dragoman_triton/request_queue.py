@@ -1,7 +1,5 @@
 """The queue of a model of Triton's Python backend, which takes lists of requests."""
 
-import bisect
-import itertools
 import threading
 import time
 from collections import deque
@@ -12,8 +10,8 @@ from functools import cached_property
 
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.datatypes import Datatype
-from dragoman.core.errors import DragomanError, Overloaded
-from dragoman.core.schedule import ScheduleOptions
+from dragoman.core.errors import DragomanError
+from dragoman.core.schedule import Order, QueuePolicy, ScheduleOptions
 from dragoman.core.signature import Shape
 
 
@@ -28,7 +26,7 @@ class PendingRequest:
     context: Context = field(default_factory=copy_context)
     executions: int = 0  # earlier ones, of a request that is executed repeatedly
     sequence_id: int = 0  # of such a request without one of its own
-    order: tuple[int, bool, int] = (1, False, 0)  # level, whether it has waited too long, number
+    order: Order = (1, False, 0)
     arrived_s: float = 0.0  # when it was queued
 
     @cached_property
@@ -47,9 +45,8 @@ class RequestQueue:
     """
 
     def __init__(self, max_rows: int, delay_s: float, schedule: ScheduleOptions, *, by_owner: bool = False) -> None:
-        self._max_rows, self._delay_s, self._schedule, self._by_owner = max_rows, delay_s, schedule, by_owner
+        self._max_rows, self._delay_s, self._policy, self._by_owner = max_rows, delay_s, QueuePolicy(schedule), by_owner
         self._pending: deque[PendingRequest] = deque()
-        self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._closed: DragomanError | None = None  # the error of requests that come or wait after that
 
@@ -57,32 +54,25 @@ class RequestQueue:
     def is_closed(self) -> bool:
         return self._closed is not None
 
-    def put(self, pending: PendingRequest) -> None:
-        """Add a request. Raises Overloaded if its level is full, and the error of `close` after that."""
-        level = self._schedule.level(call_of(pending.request).parameters.get("priority"))
+    def put(self, pending: PendingRequest) -> float:
+        """Add a request; return the seconds until `expire`, 0 for no limit.
+
+        Raises Overloaded if its level is full, InvalidInput for an invalid timeout, and after `close` its error.
+        """
         with self._changed:
             if self._closed is not None:
                 raise type(self._closed)(self._closed.message)
-            if 0 < self._schedule.policy(level).max_queue_size <= sum(each.order[0] == level for each in self._pending):
-                raise Overloaded("Exceeds maximum queue size")
-            pending.order, pending.arrived_s = (level, False, next(self._numbers)), time.monotonic()
-            self._insert(pending)
+            pending.arrived_s = time.monotonic()
+            wait_s = self._policy.put(self._pending, pending, call_of(pending.request).parameters, self._pending)
             self._changed.notify_all()
-
-    def _insert(self, pending: PendingRequest) -> None:
-        self._pending.insert(bisect.bisect(self._pending, pending.order, key=lambda each: each.order), pending)
+            return wait_s
 
     def expire(self, pending: PendingRequest) -> None:
         """Reject or delay a request that still waits."""
         with self._changed:
-            if pending not in self._pending:
-                return
-            self._pending.remove(pending)
-            if self._schedule.policy(pending.order[0]).timeout_action == "delay":
-                pending.order = pending.order[0], True, pending.order[2]
-                self._insert(pending)
-                return
-        pending.fail(Overloaded("Request timeout expired"))
+            error = self._policy.expire(self._pending, pending) if pending in self._pending else None
+        if error is not None:
+            pending.fail(error)
 
     def close(self, error: DragomanError) -> None:
         """Fail the requests that wait with an error, and reject others with it."""

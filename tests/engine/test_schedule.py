@@ -15,7 +15,7 @@ from dragoman import FP64, Infer, Tensor, TensorSpec
 from dragoman.core.calls import Request
 from dragoman.core.dialect import Dialect
 from dragoman.core.errors import InvalidInput, Overloaded
-from dragoman.core.schedule import QueuePolicy, ScheduleOptions
+from dragoman.core.schedule import QueueLimits, ScheduleOptions
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
 from dragoman.engine.model_files import repository_settings
@@ -189,8 +189,8 @@ def test_options_of_a_file(tmp_path: Path) -> None:
         "[models.m.schedule]\npriority_levels = 2\nlevels.2 = {timeout_action = 'delay', timeout_s = 1.5}\n"
     )
     options = repository_settings(tmp_path)["m"]["schedule"]
-    assert options.policy(2) == QueuePolicy(timeout_s=1.5, timeout_action="delay")
-    assert options.policy(1).timeout_s == 0
+    assert options.limits(2) == QueueLimits(timeout_s=1.5, timeout_action="delay")
+    assert options.limits(1).timeout_s == 0
     for line, error in (
         ("levels.2 = {}", r"setting 'schedule.levels.2': expected a level from 1 to priority_levels = 1"),
         ("levels.01 = {}", r"setting 'schedule.levels.01': expected a level"),

@@ -1,10 +1,13 @@
 """The schedule policy of a model: priorities, limits of its queue, and the parameters of requests that concern them."""
 
-from collections.abc import Mapping
+import bisect
+import itertools
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, Overloaded
 from dragoman.core.options import Option
 from dragoman.core.tensor import Parameters
 
@@ -44,7 +47,7 @@ def check_priority(parameters: Parameters) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueuePolicy:
+class QueueLimits:
     """Limits of the requests that wait."""
 
     max_queue_size: Annotated[
@@ -66,7 +69,7 @@ class QueuePolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleOptions(QueuePolicy):
+class ScheduleOptions(QueueLimits):
     """Order and limits of the queue of a model: the table `[model.schedule]`.
 
     Requests that stream their responses do not wait in it.
@@ -89,7 +92,57 @@ class ScheduleOptions(QueuePolicy):
             return priority
         return min(self.default_priority, self.priority_levels) or (self.priority_levels + 1) // 2
 
-    def policy(self, level: int) -> QueuePolicy:
+    def limits(self, level: int) -> QueueLimits:
         """Return the limits of a level."""
         own = self.levels.get(str(level)) if self.levels else None
-        return self if own is None else QueuePolicy(**own)
+        return self if own is None else QueueLimits(**own)
+
+
+# Level, whether the request has waited too long, and its number in the order of arrival.
+Order = tuple[int, bool, int]
+
+
+class Queued(Protocol):
+    """A request that waits."""
+
+    order: Order
+
+
+Q = TypeVar("Q", bound=Queued)
+
+
+class QueuePolicy:
+    """Order and limits of the requests that wait for a model, for each kind of batcher. Not for several threads."""
+
+    def __init__(self, options: ScheduleOptions) -> None:
+        self._options = options
+        self._numbers = itertools.count()
+
+    def put(self, queue: deque[Q], entry: Q, parameters: Parameters, waiting: Iterable[Q]) -> float:
+        """Insert a request with these parameters into a queue; return the seconds until `expire`, 0 for no limit.
+
+        `waiting` are the requests of all queues of the model. Raises Overloaded if too many of its level wait, and
+        InvalidInput for an invalid timeout.
+        """
+        level = self._options.level(parameters.get(PRIORITY))
+        limits = self._options.limits(level)
+        wait_s = limits.wait_s(parameters)
+        if 0 < limits.max_queue_size <= sum(each.order[0] == level for each in waiting):
+            raise Overloaded("Exceeds maximum queue size")
+        entry.order = level, False, next(self._numbers)
+        self._insert(queue, entry)
+        return wait_s
+
+    def expire(self, queue: deque[Q], entry: Q) -> Overloaded | None:
+        """Return the error for a request that has waited too long, which is removed; None if it waits behind others."""
+        level, _, number = entry.order
+        queue.remove(entry)
+        if self._options.limits(level).timeout_action == "reject":
+            return Overloaded("Request timeout expired")
+        entry.order = level, True, number
+        self._insert(queue, entry)
+        return None
+
+    @staticmethod
+    def _insert(queue: deque[Q], entry: Q) -> None:
+        queue.insert(bisect.bisect(queue, entry.order, key=lambda other: other.order), entry)

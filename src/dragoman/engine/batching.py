@@ -280,11 +280,11 @@ class Batcher:
             now_s = time.monotonic()
             delay_s = self._delay.remaining_s(sum(map(len, self._waiting.values())), now_s)
             waits_s = {key: self._wait_s(queue, delay_s, now_s) for key, queue in self._waiting.items()}
-            key = min(waits_s, key=waits_s.__getitem__)
-            if waits_s[key] > 0:
+            if not (ready := [key for key, wait_s in waits_s.items() if wait_s <= 0]):
                 self._was_delayed = delay_s > 0
-                self._wake(waits_s[key], exactly=delay_s > 0)
+                self._wake(min(waits_s.values()), exactly=delay_s > 0)
                 return
+            key = self._next(ready)
             queue = self._waiting.pop(key)
             members = _take(queue, self.max_rows)
             if queue:  # the rest goes to the end, so that no key starves another
@@ -344,6 +344,10 @@ class Batcher:
         if (self._max_wait_s <= 0 and delay_s <= 0) or sum(m.rows for m in queue) >= self.max_rows:
             return 0.0
         return max(delay_s, queue[0].arrived_s + self._max_wait_s - now_s, 0.0)
+
+    def _next(self, ready: Sequence[Key]) -> Key:
+        """Return the key of the next batch: the one that has waited the longest."""
+        return ready[0]
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         del self._running[task]

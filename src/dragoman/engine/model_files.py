@@ -12,7 +12,7 @@ from dragoman.core.dialect import OWN, Dialect
 from dragoman.core.errors import InvalidInput
 from dragoman.core.model_files import ModelFiles
 from dragoman.core.options import Option, options, suggestion
-from dragoman.core.schedule import QueuePolicy, ScheduleOptions
+from dragoman.core.schedule import QueueLimits, ScheduleOptions
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import LaunchOptions, ModelSpec
@@ -136,7 +136,7 @@ def _parse_schedule(table: Any, path: Path) -> ScheduleOptions:
         if not level.isdecimal() or str(int(level)) != level or not 1 <= int(level) <= schedule.priority_levels:
             expected = f"expected a level from 1 to priority_levels = {schedule.priority_levels}"
             raise InvalidInput(f"{path}: setting 'schedule.levels.{level}': {expected}")
-        _parse_options(QueuePolicy, f"schedule.levels.{level}", limits, path)
+        _parse_options(QueueLimits, f"schedule.levels.{level}", limits, path)
     return schedule
 
 
