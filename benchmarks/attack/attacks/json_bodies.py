@@ -7,6 +7,7 @@ from benchmarks.attack.attack import Attack, Target
 from benchmarks.attack.http import post
 
 _MIB = 1 << 20
+_JSON = 16 * _MIB  # the default of max_json_bytes
 _FP64 = 8  # bytes
 _TENSORS = 3  # of a model in a process: the input, the output, and the copy of the output for the server
 _TEXT = ("doubled", "tiny-llama")
@@ -93,27 +94,27 @@ _V2: list[Attack] = [
         partial(nested, 8 * _MIB, "[9,1]"),
         8 * _MIB,
     ),
-    _attack("nested-gzip-60", "gzip of 60 MiB of the same", _ROWS, partial(nested, 60 * _MIB, "[9,1]"), 60 * _MIB),
+    _attack("nested-gzip-16", "gzip of 16 MiB of the same", _ROWS, partial(nested, _JSON, "[9,1]"), _JSON),
     _attack(
         "nested-unknown-model",
         "the same to a model that does not exist",
         "/v2/models/none/infer",
-        partial(nested, 60 * _MIB, "[9,1]"),
-        60 * _MIB,
+        partial(nested, _JSON, "[9,1]"),
+        _JSON,
     ),
     _attack(
         "nested-right-shape",
-        "60 MiB of `[1],[1],...` under its own shape",
+        "16 MiB of `[1],[1],...` under its own shape",
         _ROWS,
-        partial(nested, 60 * _MIB),
-        60 * _MIB,
+        partial(nested, _JSON),
+        _JSON,
     ),
     _attack(
         "nested-texts",
-        '60 MiB of `["a"],...` of datatype BYTES',
+        '16 MiB of `["a"],...` of datatype BYTES',
         "/v2/models/Texts/infer",
-        partial(nested, 60 * _MIB, "", "BYTES"),
-        60 * _MIB,
+        partial(nested, _JSON, "", "BYTES"),
+        _JSON,
         ("doubled", "Texts"),
     ),
     _attack(
@@ -126,29 +127,36 @@ _V2: list[Attack] = [
     ),
     _attack(
         "one-text",
-        "a text of 60 MiB of datatype BYTES",
+        "a text of 16 MiB of datatype BYTES",
         "/v2/models/Texts/infer",
-        lambda: tensor(b'["' + b"a" * 60 * _MIB + b'"]', "[1]", "BYTES"),
-        60 * _MIB,
+        lambda: tensor(b'["' + b"a" * (_JSON - 200) + b'"]', "[1]", "BYTES"),
+        _JSON,
         ("doubled", "Texts"),
     ),
-    _attack("flat-fp32", "60 MiB of one-digit numbers, FP32", _ROWS, partial(flat, 60 * _MIB, b"1", "FP32"), 60 * _MIB),
-    _attack("flat-zeros", "60 MiB of `0.0,0.0,...`, FP32", _ROWS, partial(flat, 60 * _MIB, b"0.0", "FP32"), 60 * _MIB),
+    _attack(
+        "flat-fp32",
+        "16 MiB of one-digit numbers, FP32",
+        _ROWS,
+        partial(flat, _JSON, b"1", "FP32"),
+        _JSON,
+        tensor_bytes=6 * _JSON,  # the text while it is parsed, the input, and the text of the response: twice each
+    ),
+    _attack("flat-zeros", "16 MiB of `0.0,0.0,...`, FP32", _ROWS, partial(flat, _JSON, b"0.0", "FP32"), _JSON),
     _attack(
         "infer-stream",
-        "60 MiB of `[1],[1],...` to infer_stream",
+        "16 MiB of `[1],[1],...` to infer_stream",
         "/v2/models/Rows/infer_stream",
-        partial(nested, 60 * _MIB, "[9,1]"),
-        60 * _MIB,
+        partial(nested, _JSON, "[9,1]"),
+        _JSON,
     ),
 ]
 _UNKNOWN_KEYS = [
     _attack(
         f"unknown-key-{name}",
-        f"60 MiB of `{filler.decode()},...` under an unknown key",
+        f"16 MiB of `{filler.decode()},...` under an unknown key",
         _ROWS,
-        partial(fill, b'{"inputs":[],"x":', filler, b"}", 60 * _MIB),
-        60 * _MIB,
+        partial(fill, b'{"inputs":[],"x":', filler, b"}", _JSON),
+        _JSON,
     )
     for name, filler in _FILLERS.items()
 ]
@@ -169,15 +177,22 @@ _PATHS: Mapping[str, tuple[str, bytes, tuple[str, ...]]] = {
     "index": ("/v2/repository/index", b'{"parameters":', ("doubled",)),
     "load": ("/v2/repository/models/doubled/load", b'{"parameters":', ("doubled",)),
 }
+
+
+def _size(name: str) -> int:
+    """Return the size of a body, which is limited to less than a body in general except for UM-Bridge."""
+    return 60 * _MIB if name.startswith("umbridge") else _JSON
+
+
 _OTHERS = [
     _attack(
         f"{name}-{kind}",
-        f"60 MiB of `{filler.decode()},...` to {path}",
+        f"{_size(name) // _MIB} MiB of `{filler.decode()},...` to {path}",
         path,
-        partial(fill, head, filler, b"}" * head.count(b"{"), 60 * _MIB),
-        60 * _MIB,
+        partial(fill, head, filler, b"}" * head.count(b"{"), _size(name)),
+        _size(name),
         models,
-        numbers=30 * _MIB if (name, kind) == ("invocations", "numbers") else 0,
+        numbers=8 * _MIB if (name, kind) == ("invocations", "numbers") else 0,
     )
     for name, (path, head, models) in _PATHS.items()
     for kind, filler in _FILLERS.items()
@@ -186,14 +201,14 @@ _OTHERS = [
 _MORE = [
     _attack(
         "invocations-nested",
-        "60 MiB of `[1],[1],...` as instances",
+        "16 MiB of `[1],[1],...` as instances",
         "/invocations",
-        partial(fill, b'{"instances":', b"[1]", b"}", 60 * _MIB),
-        60 * _MIB,
+        partial(fill, b'{"instances":', b"[1]", b"}", _JSON),
+        _JSON,
         ("doubled",),
-        numbers=15 * _MIB,
+        numbers=4 * _MIB,
     ),
-    _attack("invocations-keys", "60 MiB of keys", "/invocations", partial(keys, 60 * _MIB), 60 * _MIB, ("doubled",)),
+    _attack("invocations-keys", "16 MiB of keys", "/invocations", partial(keys, _JSON), _JSON, ("doubled",)),
     _attack(
         "umbridge-vector",
         "a vector of 60 MiB",

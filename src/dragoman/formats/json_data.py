@@ -23,7 +23,7 @@ _OPENING = re.compile(rb"[\s\[]*")
 _OPENING_BLOCK = 1 << 12  # performance only: bytes of brackets matched at a time
 _MAX_DEPTH = 33
 _DATA_DEPTH = 3  # nesting of `data` in a message
-_DESCRIBED_BYTES = 1 << 16  # of nested lists that are parsed to describe how they differ from the shape
+_DESCRIBED_BYTES = 1 << 16  # of nested lists that are parsed again to describe how they differ from the shape
 _FEW = 64  # performance only: for fewer numbers serializing is faster than a check for NaN and infinities
 _MAX_NULLABLE = 1 << 12
 _TEXT = msgspec.json.Decoder(str)
@@ -50,15 +50,11 @@ def tensor_from_json(
         raise InvalidInput(f"JSON nests too deep; the limit is {policy.max_json_depth}")
     parsed = isinstance(data, msgspec.Raw)
     if parsed and datatype is not BYTES and len(memoryview(data)) > LONG:
-        text = bytes(memoryview(data))
-        flat = text if depth == 1 else flatten_lists(text, shape)
-        if flat is not None:
-            numbers = parse_array(where, datatype, flat, shape[:depth])
-            if numbers.size != count:
-                raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {numbers.size}")
-            return Tensor(reshape_read_only(numbers, shape, where), datatype, parameters)
-        if len(text) > _DESCRIBED_BYTES:
-            raise InvalidInput(f"{where}: 'data' does not nest as its shape {list(shape)}")
+        try:
+            return Tensor(_long_array(where, datatype, shape, memoryview(data), depth), datatype, parameters)
+        except InvalidInput:
+            if depth == 1 or len(memoryview(data)) > _DESCRIBED_BYTES:
+                raise
     values = parse_list(where, datatype, data, depth)
     if parsed and depth == 1 and datatype is BYTES and len(values) == count > 0:
         return BytesTensor.of_texts(values, shape, parameters)
@@ -70,6 +66,16 @@ def tensor_from_json(
     if datatype is BYTES and count:
         return BytesTensor.of_texts(array.reshape(-1).tolist(), shape, parameters)
     return Tensor(reshape_read_only(array, shape, where), datatype, parameters)
+
+
+def _long_array(where: str, datatype: Datatype, shape: Sequence[int], text: memoryview, depth: int) -> Array:
+    flat = text if depth == 1 else flatten_lists(text, shape)
+    if flat is None:
+        raise InvalidInput(f"{where}: 'data' does not nest as its shape {list(shape)}")
+    numbers = parse_array(where, datatype, flat, shape[:depth])
+    if numbers.size != math.prod(shape):
+        raise InvalidInput(f"{where}: shape {list(shape)} needs {math.prod(shape)} elements, got {numbers.size}")
+    return reshape_read_only(numbers, shape, where)
 
 
 def irregular_texts(data: Any, shape: Sequence[int], parameters: Parameters) -> Tensor | None:

@@ -8,7 +8,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ import numpy as np
 
 from dragoman.core.datatypes import BYTES, Array, Datatype, round_to
 from dragoman.core.errors import InvalidInput
+from dragoman.formats.policy import Buffer
 from dragoman.system.shared_memory import empty_array
 
 LONG = 2048  # performance only: bytes of JSON; for shorter arrays lists of Python numbers are as fast
@@ -53,7 +54,7 @@ def describe_parser_error(error: Exception) -> str:
 def parse_array(
     where: str,
     datatype: Datatype,
-    text: bytes,
+    text: Buffer,
     shape: Sequence[int] = (),
     *,
     literal: bool = False,
@@ -65,14 +66,12 @@ def parse_array(
     whether floats may be null, which is NaN. literal: whether they may be beyond the range of doubles, which is an
     infinity. Raises InvalidInput naming `where` and the element, whose index is that of nested lists of `shape`.
     """
-    end = len(text) - 1
-    commas = int(np.count_nonzero(np.frombuffer(text, np.uint8) == _COMMA))
-    array = empty_array(commas + 1, datatype.dtype)
-    at, first = 1, 0
-    while at <= end:
-        comma = text.find(b",", at + _PIECE, end)
-        stop = end if comma < 0 else comma
-        piece = b"".join((b"[", text[at:stop], b"]"))
+    codes = np.frombuffer(text, np.uint8)
+    count = sum(int(np.count_nonzero(block == _COMMA)) for block in _blocks(codes)) + 1
+    array = empty_array(count, datatype.dtype)
+    first = 0
+    for numbers_text in _pieces(memoryview(text)[1:-1]):
+        piece = b"".join((b"[", numbers_text, b"]"))
         numbers = parse_with_simdjson(piece, datatype)
         if numbers is None:
             values = parse_list(where, datatype, msgspec.Raw(piece), 1, (first, shape), literal, null)
@@ -81,33 +80,51 @@ def parse_array(
             numbers = _round(numbers, datatype, where)
         array[first : first + numbers.size] = numbers
         first += numbers.size
-        at = stop + 1
     return array[:first]  # an empty array has no comma, and no element either
 
 
-def flatten_lists(text: bytes, shape: Sequence[int]) -> bytes | None:
-    """Return nested lists of numbers, which are valid JSON, as one list; None unless they nest as the shape says."""
+def _pieces(text: memoryview) -> Iterator[bytes]:
+    """Yield a text in pieces between commas."""
+    at, size = 0, _PIECE
+    while at < len(text):
+        piece = bytes(text[at : at + size])
+        comma = piece.rfind(b",") if at + size < len(text) else len(piece)
+        if comma < 0:  # a number or white space that is longer
+            size *= 2
+            continue
+        yield piece[:comma]
+        at, size = at + comma + 1, _PIECE
+
+
+def _blocks(codes: Array) -> Iterator[Array]:
+    """Yield an array in blocks: with little memory for the results of comparisons."""
+    return (codes[at : at + _PIECE] for at in range(0, codes.size, _PIECE))
+
+
+def flatten_lists(text: Buffer, shape: Sequence[int]) -> Buffer | None:
+    """Return nested lists of numbers, which are valid JSON, as one list; None unless they nest as the shape says.
+
+    A list without the element that it should have is left to the parser of the list, as a missing value.
+    """
     sizes = tuple(shape[: shape.index(0) + 1]) if 0 in shape else tuple(shape)
     count = math.prod(sizes)
     lists = sum(math.prod(sizes[:axis]) for axis in range(len(sizes)))
     codes = np.frombuffer(text, np.uint8)
-    commas = codes == _COMMA
-    # Counted first, since nothing longer than the text may be made of the shape.
-    if np.count_nonzero(codes == _OPEN) != lists or (count and np.count_nonzero(commas) + 1 != count):
+    # Nothing longer than the text may be made of the shape.
+    if lists > codes.size or count > codes.size:
         return None
     brackets = b""
     for size in reversed(sizes):
         brackets = b"[" + (brackets + b",") * (size - 1) + brackets * (size > 0) + b"]"
     if not count:
-        return b"[]" if text.translate(None, _SPACE) == brackets else None
-    is_bracket = (codes == _OPEN) | (codes == _CLOSE)
-    structure = commas | is_bracket
-    blocks = (slice(at, at + _PIECE) for at in range(0, codes.size, _PIECE))
-    if b"".join(codes[block][structure[block]].tobytes() for block in blocks) != brackets:
-        return None
-    if sizes[-1] == 1 and b"[]" in text.translate(None, _SPACE):  # it has the commas of one element
-        return None
-    return b"[" + np.where(is_bracket, np.uint8(_BLANK), codes).tobytes() + b"]"
+        return b"[]" if bytes(text).translate(None, _SPACE) == brackets else None
+    flat = np.empty_like(codes)
+    structure: list[bytes] = []
+    for block, flat_block in zip(_blocks(codes), _blocks(flat), strict=True):
+        is_bracket = (block == _OPEN) | (block == _CLOSE)
+        structure.append(block[is_bracket | (block == _COMMA)].tobytes())
+        flat_block[:] = np.where(is_bracket, np.uint8(_BLANK), block)
+    return flat.data if b"".join(structure) == brackets else None
 
 
 def parse_list(

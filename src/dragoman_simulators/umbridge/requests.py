@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,7 +18,8 @@ from dragoman.formats.policy import Policy
 
 VECTORS = ("sens", "vec")
 INDICES = ("outWrt", "inWrt", "inWrt1", "inWrt2")
-_OPEN = ord("[")
+_OPEN, _CLOSE, _COMMA = b"[],"
+_SPACE, _CLOSING = re.compile(rb"[ \t\r\n]*"), re.compile(rb"\]")
 _FLAT_DEPTH = 3  # of a request whose config does not nest
 
 
@@ -55,7 +57,7 @@ class _FlatRequest(_Lists, forbid_unknown_fields=True):
 class _Outline(UmBridgeRequest):
     """A request with its vectors and its config as text."""
 
-    input: list[msgspec.Raw] | msgspec.UnsetType = msgspec.UNSET
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
     config: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
     sens: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     vec: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -87,10 +89,8 @@ def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | Inv
     except PARSER_ERRORS:
         pass
     request = None
-    most = policy.max_tensors + policy.max_json_values
-    if count_up_to(text, b"[", most) <= most:
-        with contextlib.suppress(*PARSER_ERRORS):
-            request = _parse_outline(_OUTLINE.decode(text), policy)
+    with contextlib.suppress(*PARSER_ERRORS):
+        request = _parse_outline(_OUTLINE.decode(text), policy)
     return request or _parse_lenient(text, policy)
 
 
@@ -107,14 +107,11 @@ def _parse_outline(outline: _Outline, policy: Policy) -> UmBridgeRequest | Inval
         check_json(bytes(request.config), policy)
         request.config = _CONFIG.decode(request.config)
     for key in fields:
-        texts = getattr(request, key)
-        if key != "input":
-            value: Any = parse_vector(bytes(texts))
-        elif len(texts) > policy.max_tensors:
-            message = f"'input': expected at most {policy.max_tensors} vectors, got {len(texts)}"
+        text = memoryview(getattr(request, key))
+        value: Any = parse_vector(text) if key != "input" else parse_vectors(text, policy.max_tensors + 1)
+        if key == "input" and value is not None and len(value) > policy.max_tensors:
+            message = f"'input': expected at most {policy.max_tensors} vectors, got more"
             return InvalidUmBridgeRequest(request.name, InvalidInput(message))
-        else:
-            value = parse_vectors(texts)
         if value is None:
             return None
         setattr(request, key, value)
@@ -136,18 +133,33 @@ def _checked_values(
     return request
 
 
-def parse_vectors(texts: Iterable[msgspec.Raw]) -> list[Array] | None:
-    """Parse the texts of vectors; None if one of them contains anything else."""
+def parse_vectors(text: memoryview, most: int = 1 << 62) -> list[Array] | None:
+    """Parse an array of vectors, which is valid JSON, up to `most` of them; None if it contains anything else."""
+    if text[0] != _OPEN:
+        return None
     vectors: list[Array] = []
-    for text in texts:
-        vector = parse_vector(bytes(text))
+    at = _skip_space(text, 1)
+    while text[at] == _OPEN and len(vectors) < most:
+        closing = _CLOSING.search(text, at)
+        assert closing is not None
+        end = closing.end()
+        vector = parse_vector(text[at:end])
         if vector is None:
             return None
         vectors.append(vector)
-    return vectors
+        at = _skip_space(text, end)
+        if text[at] == _COMMA:
+            at = _skip_space(text, at + 1)
+    return vectors if text[at] == _CLOSE or len(vectors) == most else None
 
 
-def parse_vector(text: bytes) -> Array | None:
+def _skip_space(text: memoryview, at: int) -> int:
+    space = _SPACE.match(text, at)
+    assert space is not None
+    return space.end()
+
+
+def parse_vector(text: memoryview) -> Array | None:
     """Parse a flat array of numbers, which is valid JSON, also with 1e999; None if it contains anything else."""
     try:
         if len(text) < LONG:
@@ -155,15 +167,6 @@ def parse_vector(text: bytes) -> Array | None:
         return parse_array("", FP64, text, literal=True, null=False) if text[0] == _OPEN else None
     except (InvalidInput, *PARSER_ERRORS):
         return None
-
-
-def count_up_to(text: bytes, byte: bytes, most: int) -> int:
-    """Count a byte, up to about `most`: faster than `count` where it is rare or the text is long."""
-    count, at = 0, text.find(byte)
-    while at >= 0 and count <= most:
-        count += 1
-        at = text.find(byte, at + 1)
-    return count
 
 
 def _to_arrays(lists: _Lists) -> UmBridgeRequest:

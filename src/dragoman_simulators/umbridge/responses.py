@@ -15,7 +15,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS
 from dragoman.formats.json_text import format_numbers, json_chunks
 from dragoman.formats.policy import Policy
-from dragoman_simulators.umbridge.requests import parse_vectors
+from dragoman_simulators.umbridge.requests import parse_vector, parse_vectors
 
 _FLOAT64 = np.dtype(np.float64)
 # For fewer numbers serializing is faster than a check for NaN and infinities: 9 to 13 % of the workload evaluate-4.
@@ -32,18 +32,11 @@ class _Vectors(msgspec.Struct):
     output: list[list[float]]
 
 
-class _RawVector(msgspec.Struct):
+class _RawOutput(msgspec.Struct):
     output: msgspec.Raw
 
 
-class _RawVectors(msgspec.Struct):
-    output: list[msgspec.Raw]
-
-
-_RAW_RESPONSES: Mapping[bool, Any] = {
-    False: msgspec.json.Decoder(_RawVector),
-    True: msgspec.json.Decoder(_RawVectors),
-}
+_RAW_RESPONSE = msgspec.json.Decoder(_RawOutput)
 _RESPONSES: Mapping[bool, Any] = {False: msgspec.json.Decoder(_Vector), True: msgspec.json.Decoder(_Vectors)}
 _PYTHON_WORDS = re.compile(rb"\b(nan|inf)\b")
 _JSON_WORDS = {b"nan": b"NaN", b"inf": b"Infinity"}
@@ -73,10 +66,13 @@ def parse_output(text: bytes, *, several: bool) -> list[Array]:
 def _long_output(text: bytes, several: bool) -> list[Array] | None:
     """Parse a long response; None if a general parser has to decide."""
     try:
-        output = _RAW_RESPONSES[several].decode(text).output
+        output = memoryview(_RAW_RESPONSE.decode(text).output)
     except PARSER_ERRORS:
         return None
-    return parse_vectors(output if several else [output])
+    if several:
+        return parse_vectors(output)
+    vector = parse_vector(output)
+    return None if vector is None else [vector]
 
 
 def _lenient_output(text: bytes, several: bool) -> Any:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dragoman.core.errors import InvalidInput, InvalidOutput, TooLarge
 from dragoman.formats import json_numbers
 from dragoman.formats.policy import Policy
+from dragoman_simulators.umbridge import requests
 from dragoman_simulators.umbridge.requests import InvalidUmBridgeRequest, UmBridgeRequest, parse_umbridge_request
 from dragoman_simulators.umbridge.responses import format_vector, parse_output
 
@@ -73,6 +74,20 @@ def test_all_parsers_report_types_equally(field: str, value: str, message: str, 
 
 
 LONG = ",".join(["0.25000", "-1.00e3", "7.00000"] * 80_000)  # more than a MiB, in as many values as one parser may see
+
+
+def test_elements_that_are_not_vectors_and_too_many_vectors_create_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+
+    def parse_vector(text: memoryview) -> Any:
+        parsed.append(bytes(text))
+        return np.zeros(1)
+
+    monkeypatch.setattr(requests, "parse_vector", parse_vector)
+    assert requests.parse_vectors(memoryview(b"[" + b"1," * 1000 + b"1]")) is None
+    assert requests.parse_vectors(memoryview(b"[[1]," + b"1," * 1000 + b"1]")) is None
+    assert len(requests.parse_vectors(memoryview(b"[" + b"[] ," * 1000 + b"[]]"), 3) or ()) == 3
+    assert parsed == [b"[1]", b"[]", b"[]", b"[]"]
 
 
 def test_vectors_may_be_longer_than_other_json() -> None:
