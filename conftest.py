@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# No deadline, since the machine may be busy. The same examples in each run, so that a run can be repeated;
-# `--hypothesis-profile=explore` draws new ones.
-settings.register_profile("default-run", deadline=None, derandomize=True)
+# No deadline, since the machine may be busy. The same examples in each run, so that a run can be repeated: more of them
+# find nothing new. `--hypothesis-profile=explore` draws others.
+settings.register_profile("default-run", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("default-run")
 

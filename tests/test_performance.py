@@ -1,6 +1,7 @@
 """The performance suite: it runs, ratios compare within a round, and the page agrees with the results."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from benchmarks.processes import RESULTS  # noqa: E402
 from benchmarks.suite import SUITE  # noqa: E402
 
 
+@pytest.mark.skipif("DRAGOMAN_TEST_BENCHMARKS" not in os.environ, reason="slow; run by ./scripts/test-benchmarks")
 @pytest.mark.skipif(shutil.which("cc") is None and shutil.which("wrk") is None, reason="no load generator")
 def test_the_suite_runs_and_its_page_shows_the_results(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "w1", "w4", "w7", "--quick", "--peers", "", "--seconds", "0.2"]

@@ -73,8 +73,11 @@ def lines(file: Path, count: int, parse: Callable[[str], dict[str, Any]] = as_js
 
 def serve(tmp_path: Path, *options: str) -> Any:
     (tmp_path / "authored.py").write_text(MODEL)
-    models = [f"{tmp_path / 'authored.py'}:{name}" for name in ("Slow", "Quick")]
-    return running_server(*models, "--access-log", str(tmp_path / "access.log"), *options)
+    for name, placement in (("Slow", "thread"), ("Quick", "inline")):
+        (tmp_path / "models" / name).mkdir(parents=True, exist_ok=True)
+        settings = f'[model]\nuri = "{tmp_path / "authored.py"}:{name}"\nplacement = "{placement}"\n'
+        (tmp_path / "models" / name / "dragoman.toml").write_text(settings)
+    return running_server(str(tmp_path / "models"), "--access-log", str(tmp_path / "access.log"), *options)
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
