@@ -15,7 +15,10 @@ from e2e.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-OTHER_PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "deploy/README.md", "benchmarks/README.md")]
+OTHER_PAGES = [
+    ROOT / name
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md", "benchmarks/README.md")
+]
 OTHER_PAGES += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 _BLOCK = re.compile(r"(?:`([\w./-]+\.(?:py|toml|properties))`:\n\n)?```(\w+)\n(.*?)```", re.S)
 
