@@ -20,7 +20,7 @@ from dragoman.server_transports import (
     transport_limits,
     with_pages,
 )
-from dragoman.settings import Settings
+from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.application import Application
@@ -30,18 +30,6 @@ from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.recent_requests import RecentRequests
 
 log = logging.getLogger("dragoman.server")
-
-# These configure sockets, HTTP parsing and processes, which belong to the ASGI server here.
-_SERVER_SETTINGS = (
-    "host", "http_port", "grpc_port", "http_also", "umbridge_port", "processes", "sagemaker",
-    "tls_cert", "tls_key",
-    "max_header_bytes", "max_headers", "max_connections", "max_streams", "max_grpc_calls",
-    "max_grpc_calls_per_address", "grpc_stream_idle_timeout_s", "header_timeout_s", "keep_alive_timeout_s",
-    "drain_delay_s", "log_format", "log_level", "explain_batches", "keep_memory",
-    "tls_client_ca", "tls_min_version", "reject_host_mismatch",
-    "admin_port", "admin_host", "worker_port", "worker_host", "worker_timeout_s", "worker_secret_file",
-    "worker_secret", "worker_plaintext",
-)  # fmt: skip
 
 
 class AsgiApplication:
@@ -187,7 +175,7 @@ def asgi(*models: Any, **settings: Unpack[SettingsArguments]) -> AsgiApplication
     server. Raises InvalidInput if one is given, or if a path or another setting is wrong.
     """
     for name in settings:
-        if name in _SERVER_SETTINGS:
+        if name in SETTINGS and SETTINGS[name].serve_only:
             raise InvalidInput(f"setting '{name}': not available in dragoman.asgi; configure the ASGI server instead")
     paths = [str(m) for m in models if isinstance(m, str | Path)]
     merged = settings_for(paths, settings)

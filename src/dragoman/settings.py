@@ -108,7 +108,11 @@ class TransportOptions:
     root_path: Annotated[str, Option("path prefix that a proxy adds, such as /models", PROTOCOLS)] = ""
     reject_host_mismatch: Annotated[
         bool,
-        Option("reject HTTP/1.1 requests for an absolute URL whose host is not that of the Host header", SECURITY),
+        Option(
+            "reject HTTP/1.1 requests for an absolute URL whose host is not that of the Host header",
+            SECURITY,
+            serve_only=True,
+        ),
     ] = False
     compress_responses: Annotated[
         bool, Option("compress responses for clients that accept gzip or deflate", PROTOCOLS)
@@ -124,17 +128,18 @@ class TransportOptions:
             LIMITS,
         ),
     ] = 0.0
-    max_header_bytes: Annotated[int, Option("bytes of request line and headers", LIMITS)] = 16 << 10
-    max_headers: Annotated[int, Option("headers of a request", LIMITS, minimum=1)] = 256
+    max_header_bytes: Annotated[int, Option("bytes of request line and headers", LIMITS, serve_only=True)] = 16 << 10
+    max_headers: Annotated[int, Option("headers of a request", LIMITS, minimum=1, serve_only=True)] = 256
     max_connections: Annotated[
         int,
         Option(
             "open connections of HTTP and of gRPC, each; further ones get health checks only; 0: no limit",
             LIMITS,
+            serve_only=True,
         ),
     ] = 20_000
     max_streams: Annotated[
-        int, Option("concurrent requests and gRPC calls of one HTTP/2 connection", LIMITS, minimum=1)
+        int, Option("concurrent requests and gRPC calls of one HTTP/2 connection", LIMITS, minimum=1, serve_only=True)
     ] = 500
     max_grpc_calls: Annotated[
         int,
@@ -142,26 +147,25 @@ class TransportOptions:
             "concurrent gRPC calls on each port, health checks excluded; further ones get RESOURCE_EXHAUSTED",
             LIMITS,
             minimum=1,
+            serve_only=True,
         ),
     ] = 2000
     max_grpc_calls_per_address: Annotated[
         int,
-        Option(
-            "concurrent gRPC calls of one client address on each port; 0: no limit",
-            LIMITS,
-        ),
+        Option("concurrent gRPC calls of one client address on each port; 0: no limit", LIMITS, serve_only=True),
     ] = 1000
     grpc_stream_idle_timeout_s: Annotated[
         float,
-        Option(
-            "seconds that a gRPC stream may be idle; 0: no limit",
-            LIMITS,
-        ),
+        Option("seconds that a gRPC stream may be idle; 0: no limit", LIMITS, serve_only=True),
     ] = 600.0
-    header_timeout_s: Annotated[float, Option("seconds to receive the request line and headers", LIMITS)] = 10.0
+    header_timeout_s: Annotated[
+        float, Option("seconds to receive the request line and headers", LIMITS, serve_only=True)
+    ] = 10.0
     body_timeout_s: Annotated[float, Option("seconds to receive a body, plus one for each 64 KiB", LIMITS)] = 30.0
     write_timeout_s: Annotated[float, Option("seconds that a client may leave a response unread", LIMITS)] = 60.0
-    keep_alive_timeout_s: Annotated[float, Option("seconds that an idle connection stays open", LIMITS)] = 75.0
+    keep_alive_timeout_s: Annotated[
+        float, Option("seconds that an idle connection stays open", LIMITS, serve_only=True)
+    ] = 75.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,14 +173,28 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     """Settings of a server; every default suits a first try on one machine."""
 
     host: Annotated[
-        str, Option("address to listen on; 0.0.0.0: every interface", ADDRESSES, common=True, not_empty=True)
+        str,
+        Option(
+            "address to listen on; 0.0.0.0: every interface", ADDRESSES, common=True, not_empty=True, serve_only=True
+        ),
     ] = "127.0.0.1"
-    http_port: Annotated[int, Option("port of HTTP; 0: any free port", ADDRESSES, maximum=65535, common=True)] = 8080
+    http_port: Annotated[
+        int, Option("port of HTTP; 0: any free port", ADDRESSES, maximum=65535, common=True, serve_only=True)
+    ] = 8080
     grpc_port: Annotated[
         int,
-        Option("port of gRPC; 0: any free port, -1: gRPC is off", ADDRESSES, minimum=-1, maximum=65535, common=True),
+        Option(
+            "port of gRPC; 0: any free port, -1: gRPC is off",
+            ADDRESSES,
+            minimum=-1,
+            maximum=65535,
+            common=True,
+            serve_only=True,
+        ),
     ] = 8081
-    http_also: Annotated[str, Option("further HTTP addresses, such as host:port,host:port", ADDRESSES)] = ""
+    http_also: Annotated[
+        str, Option("further HTTP addresses, such as host:port,host:port", ADDRESSES, serve_only=True)
+    ] = ""
     umbridge_port: Annotated[
         int,
         Option(
@@ -184,6 +202,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             ADDRESSES,
             minimum=-1,
             maximum=65535,
+            serve_only=True,
         ),
     ] = -1
     shared_memory: Annotated[
@@ -194,19 +213,35 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         Option("let UM-Bridge clients on this machine pass vectors in shared memory", ADDRESSES, operator_only=True),
     ] = False
     processes: Annotated[
-        int, Option("processes that answer requests with copies of the models; 0: one per core", ADDRESSES, maximum=256)
+        int,
+        Option(
+            "processes that answer requests with copies of the models; 0: one per core",
+            ADDRESSES,
+            maximum=256,
+            serve_only=True,
+        ),
     ] = 1
     tls_cert: Annotated[
-        str, Option("file with the TLS certificate chain (PEM), for HTTP and gRPC", ADDRESSES, not_empty=True)
+        str,
+        Option(
+            "file with the TLS certificate chain (PEM), for HTTP and gRPC", ADDRESSES, not_empty=True, serve_only=True
+        ),
     ] = ""
-    tls_key: Annotated[str, Option("file with the TLS private key (PEM)", ADDRESSES, not_empty=True)] = ""
+    tls_key: Annotated[
+        str, Option("file with the TLS private key (PEM)", ADDRESSES, not_empty=True, serve_only=True)
+    ] = ""
     tls_client_ca: Annotated[
         str,
         Option(
-            "file with the authorities (PEM) of client certificates, which are then required", ADDRESSES, not_empty=True
+            "file with the authorities (PEM) of client certificates, which are then required",
+            ADDRESSES,
+            not_empty=True,
+            serve_only=True,
         ),
     ] = ""
-    tls_min_version: Annotated[Literal["1.2", "1.3"], Option("lowest version of TLS", ADDRESSES)] = "1.2"
+    tls_min_version: Annotated[Literal["1.2", "1.3"], Option("lowest version of TLS", ADDRESSES, serve_only=True)] = (
+        "1.2"
+    )
     admin_port: Annotated[
         int,
         Option(
@@ -215,10 +250,14 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             ADDRESSES,
             minimum=-1,
             maximum=65535,
+            serve_only=True,
         ),
     ] = -1
     admin_host: Annotated[
-        str, Option("address of the admin port; default: that of the other ports", ADDRESSES, not_empty=True)
+        str,
+        Option(
+            "address of the admin port; default: that of the other ports", ADDRESSES, not_empty=True, serve_only=True
+        ),
     ] = ""
     sagemaker: Annotated[
         bool,
@@ -226,6 +265,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             "run as a SageMaker container: HTTP on every interface at SAGEMAKER_BIND_TO_PORT, no gRPC, PATH "
             "/opt/ml/model, or with SAGEMAKER_MULTI_MODEL=true models below /opt/ml/models, loaded on request",
             ADDRESSES,
+            serve_only=True,
         ),
     ] = False
 
@@ -357,12 +397,14 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         str,
         Option("folders, such as /srv/a,/srv/b, from which POST /models may load models", SECURITY, operator_only=True),
     ] = ""
-    keep_memory: Annotated[bool, Option("keep memory of large requests for later ones", LIMITS)] = True
+    keep_memory: Annotated[bool, Option("keep memory of large requests for later ones", LIMITS, serve_only=True)] = True
     drain_s: Annotated[float, Option("seconds that requests in flight may take after SIGTERM", LIMITS)] = 30.0
     drain_delay_s: Annotated[
         float,
         Option(
-            "seconds after SIGTERM in which the server reports not ready and still responds, for load balancers", LIMITS
+            "seconds after SIGTERM in which the server reports not ready and still responds, for load balancers",
+            LIMITS,
+            serve_only=True,
         ),
     ] = 0.0
 
@@ -390,9 +432,12 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     )
     cors_max_age_s: Annotated[int, Option("seconds that browsers may cache these permissions", CORS)] = 600
 
-    log_format: Annotated[Literal["text", "json"], Option("format of log lines: text or json", LOGGING)] = "text"
+    log_format: Annotated[
+        Literal["text", "json"], Option("format of log lines: text or json", LOGGING, serve_only=True)
+    ] = "text"
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Option("lowest level that is logged", LOGGING, common=True)
+        Literal["debug", "info", "warning", "error"],
+        Option("lowest level that is logged", LOGGING, common=True, serve_only=True),
     ] = "info"
     access_log: Annotated[
         str,
@@ -428,7 +473,9 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             maximum=1,
         ),
     ] = -1.0
-    explain_batches: Annotated[bool, Option("log for each batch why it was dispatched", LOGGING)] = False
+    explain_batches: Annotated[bool, Option("log for each batch why it was dispatched", LOGGING, serve_only=True)] = (
+        False
+    )
 
     @property
     def can_add_models(self) -> bool:

@@ -32,6 +32,7 @@ class Option:
     secret: only set by its environment variable, never by a flag, which other users of the machine may see.
     not_empty: an empty value is rejected; to leave the option out is to use its default. For addresses and secrets, of
         which an empty one would open the server.
+    serve_only: configures sockets, HTTP parsing or processes, which belong to the ASGI server in `dragoman.asgi`.
     common: shown by `dragoman serve --help`, which names only the groups of the others.
     """
 
@@ -40,6 +41,7 @@ class Option:
     operator_only: bool = False
     secret: bool = False
     not_empty: bool = False
+    serve_only: bool = False
     common: bool = False
     minimum: float = 0
     maximum: float = math.inf
@@ -246,6 +248,7 @@ class WorkerOptions:
             minimum=-1,
             maximum=65535,
             operator_only=True,
+            serve_only=True,
         ),
     ] = -1
     worker_host: Annotated[
@@ -255,11 +258,17 @@ class WorkerOptions:
             "Addresses",
             operator_only=True,
             not_empty=True,
+            serve_only=True,
         ),
     ] = ""
     worker_timeout_s: Annotated[
         float,
-        Option("seconds without a heartbeat after which a worker that has joined is lost", "Addresses", minimum=0.5),
+        Option(
+            "seconds without a heartbeat after which a worker that has joined is lost",
+            "Addresses",
+            minimum=0.5,
+            serve_only=True,
+        ),
     ] = 15.0
     worker_secret_file: Annotated[
         str,
@@ -268,6 +277,7 @@ class WorkerOptions:
             "Security and model control",
             operator_only=True,
             not_empty=True,
+            serve_only=True,
         ),
     ] = ""
     worker_secret: Annotated[
@@ -278,6 +288,7 @@ class WorkerOptions:
             operator_only=True,
             secret=True,
             not_empty=True,
+            serve_only=True,
         ),
     ] = ""
     worker_plaintext: Annotated[
@@ -286,6 +297,7 @@ class WorkerOptions:
             "let workers on other machines join without TLS; for isolated networks",
             "Security and model control",
             operator_only=True,
+            serve_only=True,
         ),
     ] = False
 
