@@ -24,7 +24,6 @@ _OPENING_BLOCK = 1 << 12  # performance only: bytes of brackets matched at a tim
 _MAX_DEPTH = 33
 _DATA_DEPTH = 3  # nesting of `data` in a message
 _DESCRIBED_BYTES = 1 << 16  # of nested lists that are parsed again to describe how they differ from the shape
-_FEW = 64  # performance only: for fewer numbers serializing is faster than a check for NaN and infinities
 _MAX_NULLABLE = 1 << 12
 _TEXT = msgspec.json.Decoder(str)
 _NULLABLE_TEXTS = msgspec.json.Decoder(Annotated[list[str | None], msgspec.Meta(max_length=_MAX_NULLABLE)])
@@ -134,10 +133,6 @@ def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool =
     flat = np.ascontiguousarray(numpy_numbers(tensor)).reshape(-1)
     if tensor.datatype.kind != "float":
         return format_numbers(flat, at_once)
-    if flat.size <= _FEW:
-        text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
-        if b"null" not in text:
-            return orjson.Fragment(text)
     if not np.isfinite(flat).all():
         return _nonfinite(where, flat, policy, at_once)
     return format_numbers(flat, at_once)

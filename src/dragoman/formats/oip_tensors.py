@@ -5,7 +5,6 @@ and describe an output are serialized once and cached, and the elements follow t
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import check_shape, raw_from_tensor, reshape_read_only
 from dragoman.formats.small_messages import add_to_cache
 
-_MANY_ELEMENTS = 1 << 10  # performance only: for more elements protobuf takes longer
+# For more elements protobuf takes longer; for 16 integers a tenth of the time of `encode_varints` (7 us instead of 56).
+_MANY_ELEMENTS = 1 << 10  # performance only
 _ENCODED_ELEMENTS = 1 << 16  # performance only: elements encoded at a time
 _OUTPUTS_FIELD: int = ModelInferResponse.DESCRIPTOR.fields_by_name["outputs"].number
 _CONTENTS_FIELD: int = ModelInferResponse.InferOutputTensor.DESCRIPTOR.fields_by_name["contents"].number
@@ -92,7 +92,7 @@ def _encode_contents(tensor: Tensor) -> list[Buffer]:
     number: int = InferTensorContents.DESCRIPTOR.fields_by_name[field].number
     chunks = (flat[at : at + _ENCODED_ELEMENTS] for at in range(0, flat.size, _ENCODED_ELEMENTS))
     if tensor.datatype is BYTES:
-        return [b"".join(chain.from_iterable(length_delimited(number, each) for each in part)) for part in chunks]
+        return [InferTensorContents(bytes_contents=part.tolist()).SerializeToString() for part in chunks]
     packed = (
         [np.ascontiguousarray(flat).data.cast("B")] if field in FIXED else [encode_varints(part) for part in chunks]
     )
