@@ -12,6 +12,7 @@ from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput, TooLarge
 from dragoman.formats.policy import Policy
 
+_BINARY = "; send large tensors as binary data to /v2/models/{model}/infer"
 _BLOCK = 1 << 18  # performance only: bytes scanned at a time
 
 _STEPS = np.zeros(256, np.int8)
@@ -30,7 +31,7 @@ def check_json(text: bytes, policy: Policy, *, elements: bool = True) -> None:
     elements: whether each element counts as a value, or only lists and objects, as in documents with long arrays of
     numbers. Raises TooLarge or InvalidInput.
     """
-    check_size(text, policy)
+    check_size(text, policy, "" if elements else _BINARY)
     if len(text) > policy.max_json_values and count_values(text, elements=elements) > policy.max_json_values:
         raise InvalidInput(
             f"too many values in JSON: expected at most {policy.max_json_values} (max_json_values), got more"
