@@ -22,18 +22,44 @@ settings.load_profile("default-run")
 # Threads of PyTorch and XGBoost sleep while they wait: by default they spin, at the cost of other test processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Start many processes, compute much, or wait for timeouts.
+# What starts many processes, computes much or waits: folders, and files of more than four seconds of CPU time.
 SLOW = (
-    "tests/docs/test_docs_run.py",
+    "tests/console/",
+    "tests/deploy/",
+    "tests/docs/",
     "tests/e2e/",
-    "tests/features/simulators/test_umbridge_client.py",
-    "tests/features/simulators/test_umbridge_readiness.py",
-    "tests/features/simulators/test_umbridge_start.py",
+    "tests/features/check/",
+    "tests/features/cluster/",
+    "tests/features/kserve/",
+    "tests/features/mlserver/",
+    "tests/features/simulators/",
+    "tests/features/text/engines/",
     "tests/features/text/generation/",
-    "tests/test_attack_suite.py",
-    "tests/test_benchmarks.py",
-    "tests/test_performance.py",
+    "tests/features/triton/",
+    "tests/newest_clients/",
+    "tests/openapi/",
+    "tests/test_",
     "tests/workers/",
+    "tests/access/test_owners.py",
+    "tests/access/test_process_keys.py",
+    "tests/engine/test_load_metrics.py",
+    "tests/engine/test_placement.py",
+    "tests/engine/test_trial.py",
+    "tests/engine/test_warmup.py",
+    "tests/features/text/apis/test_lmi_control.py",
+    "tests/features/text/apis/test_text_abuse.py",
+    "tests/features/text/apis/test_text_engine.py",
+    "tests/features/text/apis/test_text_replicas.py",
+    "tests/features/text/apis/test_tool_calls.py",
+    "tests/rest/test_asgi.py",
+    "tests/rest/test_http_hostile.py",
+    "tests/rest/test_rest_garbage.py",
+    "tests/rest/test_rest_properties.py",
+    "tests/runtimes/test_hostile_tensorflow.py",
+    "tests/runtimes/test_huggingface_tasks.py",
+    "tests/runtimes/test_mlflow_scoring.py",
+    "tests/runtimes/test_runtime_huggingface.py",
+    "tests/runtimes/test_sentence_transformers.py",
 )
 
 
