@@ -192,7 +192,8 @@ _OTHERS = [
         partial(fill, head, filler, b"}" * head.count(b"{"), _size(name)),
         _size(name),
         models,
-        numbers=8 * _MIB if (name, kind) == ("invocations", "numbers") else 0,
+        # The tensors, and the list that is parsed.
+        tensor_bytes=8 * _MIB * _FP64 * (_TENSORS + 1) if (name, kind) == ("invocations", "numbers") else 0,
     )
     for name, (path, head, models) in _PATHS.items()
     for kind, filler in _FILLERS.items()

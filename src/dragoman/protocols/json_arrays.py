@@ -15,6 +15,7 @@ from dragoman.protocols.parameters import get_object
 from dragoman.protocols.wire import Policy
 
 _TENSOR = {"name", "shape", "datatype"}
+_PIECE = 1 << 16  # elements of a list converted at a time
 
 
 def parse_values(value: Any, model: ModelDescription, field: str) -> Mapping[str, Tensor]:
@@ -69,7 +70,7 @@ def only_input(model: ModelDescription, field: str = "inputs") -> TensorSpec:
 def parse_tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
     """Convert an array or nested lists to a tensor of the model's datatype. Raises InvalidInput naming the input."""
     try:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        array = value if isinstance(value, np.ndarray) else _array(value)
         if array.dtype.kind in "USO" and not isinstance(value, np.ndarray):
             array = np.array(value, dtype=object)
         whole = spec is not None and spec.datatype is not None and array.dtype.kind not in "USO"
@@ -77,6 +78,15 @@ def parse_tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
         return Tensor.of(array) if keep or spec is None else Tensor.of(array, spec.datatype)
     except (ValueError, TypeError, OverflowError, InvalidInput) as error:
         raise InvalidInput(f"input '{name}': {error}") from error
+
+
+def _array(value: Any) -> Array:
+    """Return lists as `np.asarray` does, converted in pieces: no other thread runs while it converts one."""
+    if isinstance(value, list) and len(value) > _PIECE:
+        pieces = [np.asarray(value[at : at + _PIECE]) for at in range(0, len(value), _PIECE)]
+        if len({(piece.dtype, piece.shape[1:]) for piece in pieces}) == 1:  # otherwise all values decide the dtype
+            return np.concatenate(pieces)
+    return np.asarray(value)
 
 
 def with_row_axis(tensor: Tensor, spec: TensorSpec | None) -> Tensor:
