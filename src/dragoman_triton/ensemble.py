@@ -12,6 +12,7 @@ from msgspec import structs
 from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, ModelNotFound
 from dragoman.core.model import Model
+from dragoman.core.sequences import parse_flag
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.spec import COMPLETED_CONFIG, ModelSpec, SiblingModels
 from dragoman.core.tensor import NONE, Parameters, Tensor
@@ -320,7 +321,7 @@ def _sequence_parameters(given: Parameters) -> Parameters:
     """Return the parameters of the response to a request of a sequence: its place, as in Triton."""
     if "sequence_id" not in given:
         return NONE
-    flags = {name: bool(given.get(name)) for name in ("sequence_start", "sequence_end")}
+    flags = {name: parse_flag(given, name) for name in ("sequence_start", "sequence_end")}
     return {"sequence_id": given["sequence_id"], **flags}
 
 

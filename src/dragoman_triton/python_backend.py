@@ -26,7 +26,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.model import Model
 from dragoman.core.schedule import ScheduleOptions
-from dragoman.core.sequences import SequenceStep, parse_id
+from dragoman.core.sequences import SequenceStep, parse_flag, parse_id
 from dragoman.core.signature import Signature
 from dragoman.core.spec import COMPLETED_CONFIG, ModelSpec
 from dragoman.core.tensor import Scalar, Tensor
@@ -311,11 +311,11 @@ def _check_completed(config: Mapping[str, Any]) -> None:
 def _step(call: Infer) -> SequenceStep:
     """Return the place of a call in its sequence. Other models than stateful ones see it in the parameters.
 
-    Raises InvalidInput for an id that is neither an integer nor text.
+    Raises InvalidInput for an id that is neither an integer nor text, and flags that are not booleans.
     """
     if call.sequences:
         return call.sequences[0]
-    start, end = (bool(call.parameters.get(name)) for name in ("sequence_start", "sequence_end"))
+    start, end = (parse_flag(call.parameters, name) for name in ("sequence_start", "sequence_end"))
     return SequenceStep(parse_id(call.parameters.get("sequence_id", 0)), start, end)
 
 

@@ -1,6 +1,7 @@
 """Sequences of requests to a stateful model: the options of a model, and a request's place in its sequence."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -63,6 +64,14 @@ def parse_id(value: object) -> int | str:
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64):
         return value
     raise InvalidInput(f"parameter 'sequence_id': expected a positive integer below 2^64 or text, got {value!r:.64}")
+
+
+def parse_flag(parameters: Mapping[str, object], name: str) -> bool:
+    """Return `sequence_start` or `sequence_end`, False by default. Raises InvalidInput unless it is a boolean."""
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidInput(f"parameter '{name}': expected true or false, got {value!r:.64}")
+    return value
 
 
 def check_id_type(id_: object, model: str, ids: str) -> None:

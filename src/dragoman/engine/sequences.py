@@ -10,7 +10,7 @@ from msgspec import structs
 from dragoman.core import error_texts
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import InvalidInput, NotReady
-from dragoman.core.sequences import SequenceStep, check_id_type, parse_id
+from dragoman.core.sequences import SequenceStep, check_id_type, parse_flag, parse_id
 from dragoman.system.request_context import Context, get_context
 from dragoman.workers.pool import Pool
 
@@ -25,21 +25,16 @@ def pop_step(call: Infer, model: str, ids: str = "any") -> tuple[Infer, Sequence
 
     ids: `any`, `integer` or `text`. Raises InvalidInput if they are invalid or there is no id.
     """
-    parameters = dict(call.parameters)
-    id_, start, end = (parameters.pop(name, False) for name in _PARAMETERS)
+    parameters = {name: value for name, value in call.parameters.items() if name not in _PARAMETERS}
+    id_ = call.parameters.get("sequence_id")
     if not id_:  # also 0 and "", which clients send for no sequence
         raise InvalidInput(error_texts.missing_sequence_id(model))
     parsed = parse_id(id_)
     check_id_type(parsed, model, ids)
     if isinstance(parsed, str) and len(parsed.encode()) > _MAX_ID_BYTES:
         raise InvalidInput(error_texts.LONG_SEQUENCE_ID)
-    return structs.replace(call, parameters=parameters), SequenceStep(parsed, _flag("start", start), _flag("end", end))
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidInput(f"parameter 'sequence_{name}': expected true or false, got {value!r}")
-    return value
+    start, end = (parse_flag(call.parameters, name) for name in ("sequence_start", "sequence_end"))
+    return structs.replace(call, parameters=parameters), SequenceStep(parsed, start, end)
 
 
 @dataclass(slots=True, eq=False)

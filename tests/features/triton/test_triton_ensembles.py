@@ -216,6 +216,8 @@ async def test_steps_may_leave_out_outputs(tmp_path: Path) -> None:
         place = {"sequence_id": 7, "sequence_start": True}
         answer = (await engine.call(Request(Infer(inputs, parameters=place), "twice"))).answer
         assert answer.parameters == {**place, "sequence_end": False}
+        with pytest.raises(InvalidInput, match="parameter 'sequence_end': expected true or false, got 'false'"):
+            await engine.call(Request(Infer(inputs, parameters={**place, "sequence_end": "false"}), "twice"))
 
 
 PLUS_ONE = """

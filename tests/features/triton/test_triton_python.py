@@ -294,6 +294,15 @@ async def test_requests_are_executed_again(engine: Engine) -> None:
             pass
 
 
+@models("again")
+@pytest.mark.parametrize("name", ["sequence_start", "sequence_end"])
+async def test_flags_of_sequences_are_booleans_for_models_without_sequences(engine: Engine, name: str) -> None:
+    parameters: dict[str, Any] = {"sequence_id": 5, name: "false"}
+    call = Infer({"IN": Tensor.of(np.array([1], np.int32))}, parameters=parameters)
+    with pytest.raises(InvalidInput, match=f"parameter '{name}': expected true or false, got 'false'"):
+        await engine.call(Request(call, "again"))
+
+
 @models("together")
 async def test_other_inputs_end_the_wait_of_a_batch(engine: Engine) -> None:
     async def count(rows: int, *names: str) -> int:
