@@ -20,8 +20,8 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.mlserver_parity.__main__ import RELEASE, _install
 from benchmarks.processes import ROOT, dragoman, free_port, http_ready, run_process
+from benchmarks.side_by_side.mlserver.peer import MLSERVER, RELEASE
 from dragoman_check.conformance.clauses import ClauseFailed, ClauseResult, Outcome
 from dragoman_check.conformance.http import HttpTarget
 from dragoman_check.conformance.report import as_markdown
@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("--mlserver", type=Path, help="interpreter of an environment that has MLServer")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/conformance.md")
     options = parser.parse_args()
-    python = options.mlserver or _install()
+    python = options.mlserver or MLSERVER.install()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as servers:
         _train_iris(Path(folder) / "iris")
         ours = _start_dragoman(servers, Path(folder), "dragoman", [str(Path(folder) / "iris")], "--allow-pickle")

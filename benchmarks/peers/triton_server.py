@@ -1,6 +1,6 @@
-"""Run Triton with its Python backend, both from the wheel of PyTriton, with identity models.
+"""Run Triton with its Python backend, both from the wheel of PyTriton, with identity models or a folder of models.
 
-usage: python triton_server.py HTTP_PORT GRPC_PORT MODEL...
+usage: python triton_server.py HTTP_PORT GRPC_PORT {MODEL... | FOLDER}
 """
 
 import os
@@ -58,10 +58,12 @@ def repository(names: list[str]) -> Path:
 
 if __name__ == "__main__":
     triton = server()
-    settings: dict[str, Path | str] = {
-        "model-repository": repository(sys.argv[3:]),
-        "backend-directory": backends(triton),
-    }
+    settings: dict[str, Path | str] = {"backend-directory": backends(triton)}
+    if Path(sys.argv[3]).is_absolute():
+        settings |= {"model-repository": sys.argv[3], "model-control-mode": "explicit", "load-model": "*"}
+        settings |= {"exit-on-error": "false", "strict-readiness": "false"}
+    else:
+        settings["model-repository"] = repository(sys.argv[3:])
     settings |= {"http-port": sys.argv[1], "grpc-port": sys.argv[2]}
     settings |= {"http-address": "127.0.0.1", "grpc-address": "127.0.0.1", "allow-metrics": "false"}
     libraries = f"{triton.parents[1] / 'nvidia_pytriton.libs'}:{Path(sys.base_prefix) / 'lib'}"

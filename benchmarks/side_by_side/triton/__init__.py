@@ -1,0 +1,1 @@
+"""Triton of the wheel nvidia-pytriton with its Python backend: models, requests, and the known differences."""
