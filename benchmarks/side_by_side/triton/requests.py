@@ -49,7 +49,7 @@ def cases() -> Iterator[Case]:
     """Yield all cases."""
     for group, pairs in (("rest", _rest()), ("grpc", _grpc())):
         for title, steps in pairs:
-            yield Case(group, f"{group} {title}", [steps] if isinstance(steps, Http | Rpc) else list(steps))
+            yield Case(group, f"{group} {title}", [steps] if isinstance(steps, Http | Rpc | Pause) else list(steps))
     yield from sequence_cases()
 
 
@@ -427,7 +427,7 @@ def _rest_repository() -> Named:
             change("lazy", "load"),
         ],
     )
-    reload = [change("counted", "unload"), Pause(0.5), change("counted", "load")]
+    reload: list[Step] = [change("counted", "unload"), Pause(0.5), change("counted", "load")]
     yield (
         "statistics",
         [
