@@ -18,7 +18,7 @@ def _ready(port: int) -> bool:
     """Return whether all models are ready but the one that cannot be loaded, for which the server is not ready."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        for name in (*NAMES, "versions/versions/1"):
+        for name in (*NAMES, "versions/versions/1", "versions/versions/3"):
             connection.request("GET", f"/v2/models/{name}/ready")
             response = connection.getresponse()
             response.read()
