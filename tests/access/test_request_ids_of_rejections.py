@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -11,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from access.access_models import KeyFile, bearer
+from access.access_models import Doubler, KeyFile, bearer
 from dragoman.access.control import AccessControl
 from dragoman.core.calls import Generate
 from dragoman.core.text import Generation, PromptInfo, Text, Token
@@ -160,3 +161,13 @@ async def test_asgi_leaves_no_id_behind(keys: KeyFile) -> None:
         denied = await client.post("/v1/messages", json={})
         assert denied.status_code == 401
         _check_ids(denied, GENERATED.fullmatch)
+
+
+@pytest.mark.parametrize("is_logged", [False, True])
+async def test_asgi_leaves_no_id_of_an_answered_request_behind(is_logged: bool, tmp_path: Path) -> None:
+    app = dragoman.asgi(Doubler, access_log=str(tmp_path / "access.log") if is_logged else "")
+    body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [2.0]}]}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost") as client:
+        response = await client.post("/v2/models/Doubler/infer", json=body, headers={"x-request-id": OTHER})
+        assert (response.status_code, response.headers["x-request-id"]) == (200, OTHER)
+        assert log_fields() == {}

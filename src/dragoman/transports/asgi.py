@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -13,7 +14,15 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.foreign_code import ClientDisconnected
 from dragoman.core.sizes import INLINE
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, HttpResponse
-from dragoman.system.request_context import HEADER, Context, client_request_id, new_context, request_id, variables_of
+from dragoman.system.request_context import (
+    HEADER,
+    Context,
+    client_request_id,
+    new_context,
+    request_id,
+    running_in_thread,
+    variables_of,
+)
 from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.bodies import GrowingBody, too_large
 from dragoman.transports.counters import TransportCounters
@@ -204,18 +213,22 @@ async def _begin(begin: Callable[[], Any], context: Context) -> Any:
     """
     loop = asyncio.get_running_loop()
     begun: asyncio.Future[Any] = loop.create_future()
+    running = running_in_thread()
 
     def call() -> None:
         if begun.cancelled():
             return
+        running.context = context
         try:
             response = begin()
         except BaseException as error:
             begun.set_exception(error)
         else:
             begun.set_result(response)
+        finally:
+            running.context = ()
 
-    loop.call_soon(call, context=variables_of(context))
+    loop.call_soon(call, context=copy_context())
     try:
         return await begun
     except asyncio.CancelledError:

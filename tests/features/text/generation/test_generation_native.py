@@ -276,7 +276,7 @@ def test_unsupported_models_are_computed_by_pytorch_and_logged(
     torch.manual_seed(3)
     config = transformers.LlamaConfig(**{**SMALL, **options})
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    caplog.set_level("INFO", "dragoman_text.generation")
+    caplog.set_level("INFO", "dragoman.generation")
     runner = Runner(load_pretrained(tmp_path, "float32", "cpu"))
     assert not runner.native
     assert [reason in line for line in caplog.messages if "machine code is not used" in line] == [True]
@@ -373,7 +373,7 @@ def test_missing_instructions_are_named(
     folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dragoman_text.generation.native.step.cpu_features", lambda: {"avx2", "avx512f"})
-    caplog.set_level("INFO", "dragoman_text.generation")
+    caplog.set_level("INFO", "dragoman.generation")
     assert not Runner(load_pretrained(folders / "llama", "float32", "cpu")).native
     assert "this CPU has no fma" in caplog.text
 
