@@ -368,11 +368,13 @@ async def test_a_call_that_is_cancelled_while_its_adapter_is_loaded_does_not_kee
         await _load(adaptable, name)
     call = Generate(prompts=(prompt,), sampling=Sampling(max_new_tokens=8, adapter="a"))
     cancelled = asyncio.create_task(anext(adaptable.generate(call)))
-    while not text_engine(adaptable).adapters._queue.locked():  # until the adapter is loaded
+    loading = text_engine(adaptable).adapters._loading
+    while not (loading.locked() or cancelled.done()):  # until a thread loads the adapter
         await asyncio.sleep(0)
     cancelled.cancel()
-    while "a" not in _weights_in_memory(adaptable):
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(60):
+        while "a" not in _weights_in_memory(adaptable):
+            await asyncio.sleep(0.001)
     for name in "bcb":
         await _tokens(adaptable, prompt, name)
     assert _weights_in_memory(adaptable) == ["b", "c"]
