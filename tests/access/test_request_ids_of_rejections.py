@@ -152,9 +152,11 @@ async def test_the_check_of_a_request_logs_no_id_of_another(
 
 
 async def test_asgi_leaves_no_id_behind(keys: KeyFile) -> None:
-    app = dragoman.asgi(Waits, api_keys=str(keys.path), load_at_start=False)
     key = bearer(keys.keys["user"])
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost") as client:
+    async with (
+        dragoman.asgi(Waits, api_keys=str(keys.path), load_at_start=False) as app,
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost") as client,
+    ):
         response = await client.post("/v1/messages", json=MESSAGE, headers={"x-request-id": OTHER, **key})
         assert response.headers["request-id"] == OTHER
         assert log_fields() == {}  # the transport runs in this very task
@@ -165,9 +167,12 @@ async def test_asgi_leaves_no_id_behind(keys: KeyFile) -> None:
 
 @pytest.mark.parametrize("is_logged", [False, True])
 async def test_asgi_leaves_no_id_of_an_answered_request_behind(is_logged: bool, tmp_path: Path) -> None:
-    app = dragoman.asgi(Doubler, access_log=str(tmp_path / "access.log") if is_logged else "")
+    access_log = str(tmp_path / "access.log") if is_logged else ""
     body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [2.0]}]}
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost") as client:
+    async with (
+        dragoman.asgi(Doubler, access_log=access_log) as app,
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost") as client,
+    ):
         response = await client.post("/v2/models/Doubler/infer", json=body, headers={"x-request-id": OTHER})
         assert (response.status_code, response.headers["x-request-id"]) == (200, OTHER)
         assert log_fields() == {}
