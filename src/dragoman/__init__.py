@@ -64,21 +64,20 @@ _OWN = ("__version__", "codecs", "errors", *_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":
-        from dragoman.hooks import own_entries
-
-        return [*_OWN, *own_entries("names")]
     if name == "codecs":
         return importlib.import_module("dragoman.codecs")
     if name == "errors":
         return importlib.import_module("dragoman.core.errors")
     if name in _HOME:
         return getattr(importlib.import_module(f"dragoman.{_HOME[name]}"), name)
-    if not name.startswith("_"):
+    if name == "__all__" or not name.startswith("_"):
         from dragoman.hooks import own_entries
 
-        if name in own_entries("names"):
-            return own_entries("names")[name].load()
+        of_features = own_entries("names")
+        if name == "__all__":
+            return [*_OWN, *of_features]
+        if name in of_features:
+            return of_features[name].load()
     raise AttributeError(f"module 'dragoman' has no attribute '{name}'")
 
 

@@ -185,3 +185,12 @@ def test_type_checkers_see_every_public_name() -> None:
     assert {node.names[0].asname for node in stub if isinstance(node, ast.ImportFrom)} == set(dragoman.__all__)
     for name in dragoman.__all__:
         assert getattr(dragoman, name) is not None
+
+
+def test_the_tests_that_combine_features_exist() -> None:
+    """Each line of `combined.txt` is a folder, a file, or a test in a file."""
+    root = SRC.parent
+    for line in (root / "tests" / "combined.txt").read_text().split():
+        path, _, name = line.partition("::")
+        assert (root / path).exists(), line
+        assert not name or re.search(rf"^(async )?def {name}\(", (root / path).read_text(), re.M), line

@@ -67,8 +67,8 @@ class ListLoaded(ServerCall[tuple[LoadedModel, ...]]):
 class FindRequests(ServerCall[list[dict[str, Any]]]):
     """Return the last `count` requests that the processes of the server have recorded, newest first, as JSON values.
 
-    With a request id, only requests with this id are returned. The processes of
-    `--processes` send this call; a single process does not need it.
+    With a request id, only requests with this id are returned. The processes of `--processes` send this call; a single
+    process does not need it.
     """
 
     count: int

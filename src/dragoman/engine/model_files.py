@@ -1,7 +1,7 @@
 """Settings in files next to models: `dragoman.toml`, and those of other servers that features read."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,16 +37,15 @@ _REPLICAS = options(LaunchOptions)["replicas"]
 _TABLES = ("server", "model", "models")
 
 
-def _kinds() -> Iterable[ModelFiles]:
-    return hooks.all_of("model_files").values()
+def _kinds() -> Mapping[str, ModelFiles]:
+    return hooks.all_of("model_files")
 
 
 def response_dialect(name: str) -> Dialect:
     """Return the dialect of the setting `responses_as`: ours for "", else that of the model files of that name."""
     if not name:
         return OWN
-    kinds: Mapping[str, ModelFiles] = hooks.all_of("model_files")
-    dialects = {each: kind.dialect for each, kind in kinds.items() if kind.dialect is not None}
+    dialects = {each: kind.dialect for each, kind in _kinds().items() if kind.dialect is not None}
     if name not in dialects:
         raise InvalidInput(f"setting 'responses_as': expected one of {', '.join(dialects) or 'none'}, got '{name}'")
     return dialects[name]
@@ -55,7 +54,7 @@ def response_dialect(name: str) -> Dialect:
 def model_settings(folder: Path) -> dict[str, Any] | None:
     """Return the settings in the files of a model's folder, None if there are none. Raises InvalidInput."""
     settings: dict[str, Any] = {}
-    for kind in _kinds():
+    for kind in _kinds().values():
         table = kind.model_table(folder)
         if table is not None:
             own = {} if kind.dialect is None else {"dialect": kind.dialect}
@@ -68,12 +67,12 @@ def model_settings(folder: Path) -> dict[str, Any] | None:
 
 def has_models_below(folder: Path) -> bool:
     """Return whether folders below that of a model may hold further models, because of its settings file."""
-    return any(kind.is_nested and (folder / kind.file).is_file() for kind in _kinds())
+    return any(kind.is_nested and (folder / kind.file).is_file() for kind in _kinds().values())
 
 
 def environment_settings(folder: Path) -> dict[str, Any] | None:
     """Return the settings of the one model of a folder in environment variables of another server, None if none."""
-    for kind in _kinds():
+    for kind in _kinds().values():
         table = kind.environment_table(folder)
         if table is not None:
             return {**_parse_table(table, folder), "dialect": kind.dialect}
@@ -82,7 +81,7 @@ def environment_settings(folder: Path) -> dict[str, Any] | None:
 
 def environment_paths(environment: Mapping[str, str]) -> list[str]:
     """Return the paths to serve that environment variables of another server name, none without them."""
-    return next((paths for kind in _kinds() if (paths := kind.environment_paths(environment))), [])
+    return next((paths for kind in _kinds().values() if (paths := kind.environment_paths(environment))), [])
 
 
 def repository_settings(folder: Path) -> dict[str, dict[str, Any]]:
@@ -93,7 +92,7 @@ def repository_settings(folder: Path) -> dict[str, dict[str, Any]]:
 def server_tables(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the server's settings with their origin; later tables take precedence, `dragoman.toml` is the last."""
     own = _read_toml(folder).get("server", {})
-    return [*(kind.server_table(folder) for kind in _kinds()), (f"{folder / 'dragoman.toml'}: [server]", own)]
+    return [*(kind.server_table(folder) for kind in _kinds().values()), (f"{folder / 'dragoman.toml'}: [server]", own)]
 
 
 def _parse_table(table: Any, path: Path) -> dict[str, Any]:

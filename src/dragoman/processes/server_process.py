@@ -153,7 +153,7 @@ class ProcessService:
         self.resource_usage, self.copies, self.in_flight = {}, 0, 0
 
     def transport_metrics(self) -> tuple[Family, ...]:
-        """Return the metrics of the transports, summed over the processes of this server process."""
+        """Return the metrics of the transports, summed over this process and those that it replaced."""
         return sum_families((self._earlier_metrics, self._transport_metrics))
 
 

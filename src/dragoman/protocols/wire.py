@@ -300,26 +300,23 @@ class ModelReadiness(msgspec.Struct):
     ready: bool
 
 
-def error_responses(statuses: Iterable[int]) -> ErrorResponses:
-    """Return the description of errors of `error_formatter` with these statuses."""
-    return ErrorResponses(frozenset(statuses), {JSON: ErrorMessage})
-
-
 # The statuses of a protocol that differ from those of the classes of errors; the first class that matches counts.
 Statuses = Mapping[type[DragomanError], int]
 _NONE: Statuses = MappingProxyType({})
 
 
-def status_of(error: DragomanError, differing: Statuses) -> int:
-    """Return the status of an error in a protocol."""
-    return next((status for kind, status in differing.items() if isinstance(error, kind)), error.status)
+def _status(error: type[DragomanError], differing: Statuses) -> int:
+    return next((status for kind, status in differing.items() if issubclass(error, kind)), error.status)
 
 
 def statuses(differing: Statuses = _NONE) -> frozenset[int]:
     """Return the statuses of the errors of calls in a protocol."""
-    return frozenset(
-        next((status for kind, status in differing.items() if issubclass(each, kind)), each.status) for each in OF_CALLS
-    )
+    return frozenset(_status(each, differing) for each in OF_CALLS)
+
+
+def error_responses(differing: Statuses = _NONE) -> ErrorResponses:
+    """Return the description of the errors that `error_formatter` formats."""
+    return ErrorResponses(statuses(differing), {JSON: ErrorMessage})
 
 
 def error_formatter(differing: Statuses = _NONE) -> ErrorFormatter:
@@ -328,8 +325,8 @@ def error_formatter(differing: Statuses = _NONE) -> ErrorFormatter:
     def format_error(error: DragomanError | HttpError, _request_id: str = "") -> HttpResponse:
         if isinstance(error, HttpError):
             return message_response(ErrorMessage(error.message), error.status, error.headers)
-        status = status_of(error, differing)
-        return message_response(ErrorMessage(replace_surrogates(error.message)), status, error_headers(error))
+        message = ErrorMessage(replace_surrogates(error.message))
+        return message_response(message, _status(type(error), differing), error_headers(error))
 
     return format_error
 

@@ -20,6 +20,9 @@ MODULES_FILE = "modules.json"
 POOLING_FILE = "1_Pooling/config.json"
 # The files that a tokenizer is read from.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# Configurations of processors, of which a model that takes images has at least one.
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 def pretrained_runtime(folder: Path) -> str | None:
@@ -82,11 +85,6 @@ def _holds_other_models(folder: Path) -> bool:
     """Return whether the folder or a sub-folder has the model in another format, as exporters write it."""
     below = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     return any(is_candidate(entry) for each in (folder, *below) for entry in each.iterdir())
-
-
-# Configurations of processors, of which a model that takes images has at least one.
-PROCESSORS = ("processor_config.json", "preprocessor_config.json")
-_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 def takes_images(folder: Path) -> bool:

@@ -199,7 +199,10 @@ class Application:
     def begin(
         self, match: Match, request: HttpRequest, writer: ResponseWriter
     ) -> HttpResponse | Coroutine[Any, Any, None]:
-        """Return the response to a plain request if it is there at once; else a coroutine that sends it."""
+        """Return the response to a plain request if it is there at once; else a coroutine that sends it.
+
+        The context of an observed request becomes that of the running code; the transport sets it to () afterwards.
+        """
         observation = self._observation
         if observation is None:
             return self._begin(match, request, writer)

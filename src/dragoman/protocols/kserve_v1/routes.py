@@ -42,7 +42,6 @@ from dragoman.protocols.wire import (
     error_formatter,
     error_responses,
     read_readiness,
-    statuses,
 )
 
 _FIELDS = ("instances", "inputs")
@@ -99,7 +98,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("POST", "/v1/models/{name}", at.predict, role="infer", calls_handlers=True, operation=messages.PREDICT),
         Route("GET", "/v1/models/{name}", at.ready, role="read", operation=messages.READY),
     )
-    errors = error_responses(statuses(_STATUS))
+    errors = error_responses(_STATUS)
     return HttpProtocol("KServe V1", routes, format_error, errors=errors)
 
 

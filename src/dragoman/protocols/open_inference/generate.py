@@ -62,7 +62,6 @@ from dragoman.protocols.wire import (
     error_responses,
     json_response,
     replace_surrogates,
-    statuses,
 )
 
 _DEFAULT_MAX_TOKENS = 20  # by the extension
@@ -294,5 +293,5 @@ def protocol(policy: Policy) -> HttpProtocol:
         routes.append(
             Route("POST", stream, endpoints.generate_stream, role="infer", operation=messages.GENERATE_STREAM)
         )
-    errors = error_responses(statuses(_STATUS))
+    errors = error_responses(_STATUS)
     return HttpProtocol("Open Inference generate", tuple(routes), format_error, errors=errors)

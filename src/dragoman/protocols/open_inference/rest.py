@@ -83,7 +83,6 @@ from dragoman.protocols.wire import (
     error_responses,
     json_response,
     message_response,
-    statuses,
 )
 
 _STATUS_PATH = "/v2/repository/status"
@@ -319,7 +318,7 @@ def protocol(policy: Policy) -> HttpProtocol:
             Route("POST", infer, endpoints.infer, role="infer", operation=messages.INFER),
             Route("POST", stream, endpoints.infer_stream, role="infer", operation=messages.INFER_STREAM),
         ]
-    errors = error_responses(statuses())
+    errors = error_responses()
     return HttpProtocol("Open Inference (V2)", tuple(routes), format_error, fallback=endpoints.handle, errors=errors)
 
 

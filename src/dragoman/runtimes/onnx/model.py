@@ -37,7 +37,7 @@ _DATATYPES: Mapping[str, Datatype] = {
 # Where ONNX Runtime looks for weights beside a graph that is not read from a file.
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _WARNING, _FATAL = 2, 4  # severities of ONNX Runtime's log
-# Numbers of the element types whose arrays `run` does not take. TensorProto.DataType.BFLOAT16
+# Numbers, in TensorProto.DataType, of the element types whose arrays `run` does not take.
 _ONNX_TYPES: Mapping[Datatype, int] = {BF16: 16}
 
 

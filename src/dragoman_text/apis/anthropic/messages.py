@@ -16,9 +16,9 @@ from dragoman.core.errors import (
     Unauthorized,
 )
 from dragoman.protocols.parameters import body_schema
-from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operation, find_error_row, replace_surrogates
+from dragoman.protocols.wire import EVENT_STREAM, JSON, Operation, find_error_row, replace_surrogates
 from dragoman_text.apis.anthropic.request import CONVERSATION, PARAMETERS
-from dragoman_text.apis.common.messages import MESSAGES
+from dragoman_text.apis.common.messages import MESSAGES, json_errors
 
 REFERENCE = "https://docs.claude.com/en/api/messages"
 
@@ -36,7 +36,7 @@ _ERRORS: Sequence[tuple[type[DragomanError], int, str]] = (
 _OTHER_TYPES: Mapping[int, str] = {413: "request_too_large", 404: "not_found_error"}
 
 
-ERRORS = ErrorResponses(frozenset(status for _, status, _ in _ERRORS), {JSON: dict[str, Any]})
+ERRORS = json_errors(status for _, status, _ in _ERRORS)
 _MAX_TOKENS = {"type": "integer", "minimum": 1}
 CREATE = Operation(
     "Create a message",

@@ -1,13 +1,18 @@
-"""Description for OpenAPI of routes of OpenAI's API that several protocols have."""
+"""Description for OpenAPI of errors, and of routes of OpenAI's API that several protocols have."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from dragoman.protocols.parameters import body_schema
-from dragoman.protocols.wire import EVENT_STREAM, JSON, Operation
+from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operation
 from dragoman_text.apis.common import chat, completions
+
+
+def json_errors(statuses: Iterable[int]) -> ErrorResponses:
+    """Return the description of errors with these statuses."""
+    return ErrorResponses(frozenset(statuses), {JSON: dict[str, Any]})
 
 
 class DetokenizeRequest(msgspec.Struct):

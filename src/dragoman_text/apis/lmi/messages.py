@@ -1,12 +1,9 @@
 """Description of the routes of LMI's API for OpenAPI."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import msgspec
 
 from dragoman.core.calls import MAX_REPLICAS
-from dragoman.protocols.wire import EVENT_STREAM, JSON, OCTET_STREAM, ErrorResponses, Operation
+from dragoman.protocols.wire import EVENT_STREAM, JSON, OCTET_STREAM, Operation
 
 REFERENCE = "https://docs.djl.ai/master/docs/serving/serving/docs/lmi/user_guides/lmi_input_output_schema.html"
 
@@ -19,11 +16,6 @@ class Registration(msgspec.Struct):
 
     model_name: str | None = None
     url: str | None = None
-
-
-def errors(statuses: Sequence[int]) -> ErrorResponses:
-    """Return the description of errors with these statuses."""
-    return ErrorResponses(frozenset(statuses), {JSON: dict[str, Any]})
 
 
 _WORKERS = {"type": "integer", "minimum": 0, "maximum": MAX_REPLICAS}

@@ -38,6 +38,7 @@ from dragoman.protocols.wire import (
     Route,
     json_response,
 )
+from dragoman_text.apis.common.messages import json_errors
 from dragoman_text.apis.common.openai_format import split_model
 from dragoman_text.apis.lmi import control, messages
 from dragoman_text.apis.lmi.arrays import READERS, parse_arrays_request
@@ -244,7 +245,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         )
         for path in _PATHS
     ]
-    described = messages.errors(errors.statuses)
+    described = json_errors(errors.statuses)
     return HttpProtocol(
         "LMI", (*routes, *control.routes(policy)), errors.write, errors=described, reference=messages.REFERENCE
     )

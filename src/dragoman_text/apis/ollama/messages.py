@@ -3,7 +3,8 @@
 from typing import Any
 
 from dragoman.protocols.parameters import body_schema
-from dragoman.protocols.wire import JSON, ErrorResponses, Operation
+from dragoman.protocols.wire import JSON, Operation
+from dragoman_text.apis.common.messages import json_errors
 from dragoman_text.apis.ollama.request import CHAT, EMBED, GENERATE
 from dragoman_text.apis.ollama.request import PULL as PULL_PARAMETERS
 
@@ -12,7 +13,7 @@ REFERENCE = "https://docs.ollama.com/api"
 LINES = "application/x-ndjson"
 
 
-ERRORS = ErrorResponses(frozenset((400, 401, 403, 404, 429, 500, 503, 504)), {JSON: dict[str, Any]})
+ERRORS = json_errors((400, 401, 403, 404, 429, 500, 503, 504))
 _NAME = {"type": "string"}
 
 

@@ -1,17 +1,12 @@
 """Description of the routes of OpenAI's API for OpenAPI: what requests have by the tables of their parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dragoman.protocols.parameters import Parameter, body_schema
-from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operation
+from dragoman.protocols.wire import EVENT_STREAM, JSON, Operation
 
 REFERENCE = "https://platform.openai.com/docs/api-reference"
-
-
-def errors(statuses: Sequence[int]) -> ErrorResponses:
-    """Return the description of errors with these statuses."""
-    return ErrorResponses(frozenset(statuses), {JSON: dict[str, Any]})
 
 
 def embed(parameters: Mapping[str, Parameter]) -> Operation:

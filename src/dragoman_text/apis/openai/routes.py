@@ -246,7 +246,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("POST", f"{base}/score", scoring.score, role="infer", operation=messages.score(SCORE))
         for base in ("", "/v1", "/models/{model}")
     ]
-    errors = messages.errors(STATUSES)
+    errors = text_messages.json_errors(STATUSES)
     return HttpProtocol("OpenAI", tuple(routes), write_error, errors=errors, reference=messages.REFERENCE)
 
 

@@ -1,20 +1,15 @@
 """Description of the routes of TGI's API for OpenAPI."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dragoman.core.text_limits import TGI_INPUTS
 from dragoman.protocols.parameters import body_schema
-from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operation
+from dragoman.protocols.wire import EVENT_STREAM, JSON, Operation
 from dragoman_text.apis.common.messages import MESSAGES
 from dragoman_text.apis.tgi.request import PARAMETERS
 
 REFERENCE = "https://huggingface.github.io/text-generation-inference/"
-
-
-def errors(statuses: Sequence[int]) -> ErrorResponses:
-    """Return the description of errors with these statuses."""
-    return ErrorResponses(frozenset(statuses), {JSON: dict[str, Any]})
 
 
 _TEXT = {"type": "string", "minLength": 1}

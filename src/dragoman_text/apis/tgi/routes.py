@@ -53,6 +53,7 @@ from dragoman.protocols.wire import (
     json_response,
     replace_surrogates,
 )
+from dragoman_text.apis.common.messages import json_errors
 from dragoman_text.apis.common.tokenize import is_vllm_request, parse_tokenize_request
 from dragoman_text.apis.tgi import messages
 from dragoman_text.apis.tgi.request import (
@@ -242,7 +243,7 @@ def protocol(policy: Policy) -> HttpProtocol:
             routes.append(Route("POST", f"{base}/{name}", endpoint, role="infer", operation=operation))
         routes.append(Route("GET", f"{base}/health", at.health, health=True, operation=messages.HEALTH))
         routes.append(Route("GET", f"{base}/info", at.info, role="read", operation=messages.INFO))
-    errors = messages.errors([status for _, status, _ in _TYPES])
+    errors = json_errors([status for _, status, _ in _TYPES])
     return HttpProtocol("TGI", tuple(routes), write_error, errors=errors, reference=messages.REFERENCE)
 
 
