@@ -252,3 +252,41 @@ async def test_steps_with_a_batch_axis_in_an_ensemble_without(tmp_path: Path) ->
         states = (await engine.call(Request(States()))).answer
     (reason,) = [each.reason for each in states if each.name == "rows"]
     assert "step 'flat': inconsistent shape of tensor 'n': [-1, 4] and [4]" in reason
+
+
+class Fails(dragoman.Model):
+    placement = "inline"
+    inputs = (dragoman.TensorSpec("IN", dragoman.INT32, (1,)),)
+    outputs = (dragoman.TensorSpec("OUT", dragoman.INT32, (1,)),)
+
+    async def infer(self, call: Infer) -> Any:
+        await Waits.begun.wait()
+        raise InvalidInput("no number")
+
+
+class Waits(Fails):
+    begun = asyncio.Event()
+    is_cancelled = False
+
+    async def infer(self, call: Infer) -> Any:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            Waits.is_cancelled = True
+
+
+async def test_a_step_that_fails_cancels_those_that_still_run(tmp_path: Path) -> None:
+    Waits.begun = asyncio.Event()
+    steps = step("Fails", "IN", "a") + step("Waits", "IN", "OUT")
+    tensors = (
+        'input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }\n'
+        'output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }\n'
+        'output { name: "a" data_type: TYPE_INT32 dims: [ 1 ] }\n'
+    )
+    write(tmp_path / "both" / "config.pbtxt", f'platform: "ensemble"\n{tensors}ensemble_scheduling {{ {steps} }}\n')
+    (tmp_path / "both" / "1").mkdir()
+    async with dragoman.open_engine(tmp_path, Fails, Waits, trial_s=0) as engine:
+        with pytest.raises(InvalidInput, match="in ensemble 'both', no number"):
+            await asyncio.wait_for(engine.infer("both", {"IN": np.array([1], np.int32)}), 30)
+        assert Waits.is_cancelled
