@@ -119,6 +119,8 @@ def test_messages_are_answered_as_by_mlserver(broker: Broker, folder: Path, capl
     with dragoman.Server(
         str(folder),
         slow,
+        http_port=0,
+        grpc_port=-1,
         kafka_servers=broker.servers,
         kafka_properties=str(folder / "kafka.properties"),
         max_body_bytes=2000,
@@ -155,7 +157,14 @@ def test_a_group_continues_after_the_last_message_that_was_answered(broker: Brok
         broker.send(body(number, id=str(number)), topic="shared", mlserver_model="m")
     broker.send(body(0), topic="shared", mlserver_model="waiting")
     broker.send(body(4, id="4"), topic="shared", mlserver_model="m")
-    with dragoman.Server(str(folder), kafka_servers=broker.servers, kafka_topic_input="shared", kafka_group="g"):
+    with dragoman.Server(
+        str(folder),
+        http_port=0,
+        grpc_port=-1,
+        kafka_servers=broker.servers,
+        kafka_topic_input="shared",
+        kafka_group="g",
+    ):
         found = [broker.receive() for _ in range(4)]
     assert sorted(key for key, _, _ in found) == [b"0", b"1", b"2", b"4"]
     # The fourth message has no response yet: after a restart it is read again.
@@ -185,7 +194,7 @@ def test_invalid_topics_are_reported(name: str, topic: str) -> None:
 
 
 def test_a_missing_topic_is_logged(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
-    with dragoman.Server(slow, http_port=0, kafka_servers=broker.servers, kafka_topic_input="missing"):
+    with dragoman.Server(slow, http_port=0, grpc_port=-1, kafka_servers=broker.servers, kafka_topic_input="missing"):
         wait_for(lambda: caplog.messages)
         assert "topic 'missing' cannot be read: Broker: Unknown topic or partition; next attempt in 30 s" in caplog.text
 

@@ -134,7 +134,10 @@ def test_start_and_close() -> None:
         with pytest.raises(RuntimeError, match="the server runs already"):
             server.start()
         taken = int(server.http_url.rpartition(":")[2])
-        with pytest.raises(OSError, match=f"in use: '127.0.0.1:{taken}'"), dragoman.Server(double, http_port=taken):
+        with (
+            pytest.raises(OSError, match=f"in use: '127.0.0.1:{taken}'"),
+            dragoman.Server(double, http_port=taken, grpc_port=-1),
+        ):
             pass
         assert not [each for each in threading.enumerate() if each.name == "dragoman-server"][1:]
     finally:

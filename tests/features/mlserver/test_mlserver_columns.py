@@ -93,7 +93,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rest
     folder = tmp_path_factory.mktemp("models")
     write(folder / "decoding/model-settings.json", '{"name": "decoding", "implementation": "model.Decoding"}')
     write(folder / "decoding/model.py", MODEL)
-    async with dragoman.Server(str(folder), http_port=0, placement="inline") as server:
+    async with dragoman.Server(str(folder), http_port=0, grpc_port=-1, placement="inline") as server:
         yield RestServer(server.http_ports[0], server)
 
 

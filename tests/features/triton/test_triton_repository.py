@@ -256,7 +256,7 @@ async def test_forwarded_headers_are_parameters(tmp_path: Path) -> None:
     write(tmp_path / "m" / "config.pbtxt", f'backend: "python"\n{tensors}')
     write(tmp_path / "m" / "1" / "model.py", NUMBER_HEAD + PARAMETERS)
     body = {"inputs": [{"name": "IN", "shape": [1], "datatype": "INT32", "data": [1]}], "parameters": {"a": 1}}
-    server = dragoman.Server(tmp_path, http_port=0, forward_headers="x-*,timeout,triton_*")
+    server = dragoman.Server(tmp_path, http_port=0, grpc_port=-1, forward_headers="x-*,timeout,triton_*")
     async with server, httpx.AsyncClient() as client:
         url = f"{server.http_url}/v2/models/m/infer"
         response = await client.post(url, json=body, headers={"X-One": "1"})

@@ -183,7 +183,7 @@ async def test_clients_that_send_a_timeout_with_every_request(tmp_path: Path) ->
     write_add_sub(tmp_path / "queued" / "1" / "model.onnx")
     write(tmp_path / "queued" / "config.pbtxt", f'platform: "onnxruntime_onnx" max_batch_size: 4 {queue(ALLOW)}')
     write_add_sub(tmp_path / "own.onnx")
-    async with dragoman.Server(str(tmp_path), http_port=0) as server:
+    async with dragoman.Server(str(tmp_path), http_port=0, grpc_port=-1) as server:
         client = aio.InferenceServerClient(server.http_url.removeprefix("http://"))
         x = np.arange(4, dtype=np.int32)[np.newaxis]
         inputs = [aio.InferInput(name, [1, 4], "INT32").set_data_from_numpy(x) for name in ("INPUT0", "INPUT1")]
