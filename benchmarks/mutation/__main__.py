@@ -58,7 +58,9 @@ def _run_target(target: Target, options: argparse.Namespace, results: Results) -
     began_s = time.monotonic()
     baseline = measure(target, tree, folder)
     preload(baseline.libraries)
-    results.begin(target.name, date=f"{datetime.date.today()}", commit=_commit(), seed=options.seed)
+    results.begin(
+        target.name, whole=not options.files, date=f"{datetime.date.today()}", commit=_commit(), seed=options.seed
+    )
     print(
         f"{target.name}: {len(baseline.seconds)} tests, {time.monotonic() - began_s:.0f} s on unchanged code",
         flush=True,
@@ -91,7 +93,7 @@ def _sample(mutants: Mutants, options: argparse.Namespace) -> list[int]:
 
 
 def _judge(mutant: Mutant, tree: Path, baseline: Baseline, folder: Path) -> Result:
-    """Run the tests that reach the mutated line, the fastest first, until one fails or 10 s of tests have passed."""
+    """Run the tests that reach the mutated line, in the order of the baseline, until one fails or 10 s have passed."""
     tests: dict[str, float] = {}
     total_s = 0.0
     for test in baseline.tests(mutant.module, mutant.line, mutant.statement):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import pickle
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,22 +13,38 @@ import coverage
 from benchmarks.mutation.child import Job, run
 from benchmarks.mutation.targets import ROOT, Target
 
+_OF_PROCESSES = 5  # tests for a line that none has run
+
 
 @dataclass(frozen=True)
 class Baseline:
-    """`seconds` by test; `tests` by file below `src` and line, where "" stands for import or another process."""
+    """CPU seconds by test, and those that it waited; tests by file below `src` and line: "" is import, or a process."""
 
     seconds: dict[str, float]
+    waits: dict[str, float]
     lines: dict[str, dict[int, set[str]]]
     libraries: list[str]
 
     def tests(self, module: str, line: int, statement: int) -> list[str]:
-        """Return the tests that run a line, the fastest first; every test for a line that runs when it is imported."""
+        """Return the tests that run a line, every test for a line that runs when it is imported.
+
+        The first ones are the fastest with the first parameters of each test function, then those with the second ones,
+        and so on: variants of one function hardly differ in what they notice. A line that no test has run may be one of
+        processes that are killed before they report theirs: it has the tests that wait longest for others.
+        """
         lines = self.lines.get(module, {})
         found = lines.get(line, set()) | lines.get(statement, set())
         if "" in found:
             found = set(self.seconds)
-        return sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test))
+        if not found:
+            return sorted(self.waits, key=self.waits.__getitem__, reverse=True)[:_OF_PROCESSES]
+        variants: Counter[str] = Counter()
+        ranks = {}
+        for test in sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test)):
+            function = test.partition("[")[0]
+            ranks[test] = variants[function]
+            variants[function] += 1
+        return sorted(ranks, key=ranks.__getitem__)
 
 
 def measure(target: Target, tree: Path, folder: Path) -> Baseline:
@@ -66,7 +83,7 @@ def _measure(target: Target, tree: Path, folder: Path) -> Baseline:
     seconds = {t: s for t, s in report["seconds"].items() if t not in report["failed"]}
     if not seconds:
         raise SystemExit(f"{target.name}: no test passed (exit status {status}), see {folder / 'output.txt'}")
-    return Baseline(seconds, _lines(data, tree), report["libraries"])
+    return Baseline(seconds, {test: report["waits"][test] for test in seconds}, _lines(data, tree), report["libraries"])
 
 
 def _lines(data: Path, tree: Path) -> dict[str, dict[int, set[str]]]:

@@ -106,6 +106,7 @@ class _Plugin:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._seconds: dict[str, float] = {}
+        self._waits: dict[str, float] = {}
         self._failed: list[str] = []
         self._skipped: set[str] = set()
 
@@ -129,9 +130,10 @@ class _Plugin:
         if usual_s is not None:  # the signals end the process
             signal.setitimer(signal.ITIMER_PROF, _CPU_S + 5 * usual_s)
             signal.setitimer(signal.ITIMER_REAL, _WALL_S + 50 * usual_s)
-        before_s = time.process_time()
+        before_s, began_s = time.process_time(), time.monotonic()
         result = yield
         self._seconds[item.nodeid] = time.process_time() - before_s
+        self._waits[item.nodeid] = time.monotonic() - began_s - self._seconds[item.nodeid]
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -145,7 +147,7 @@ class _Plugin:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._leave_early(exitstatus)
         seconds = {test: s for test, s in self._seconds.items() if test not in self._skipped}
-        outcome = {"seconds": seconds, "failed": self._failed, "libraries": _libraries()}
+        outcome = {"seconds": seconds, "waits": self._waits, "failed": self._failed, "libraries": _libraries()}
         (self._job.folder / "outcome.json").write_text(json.dumps(outcome))
 
     def _leave_early(self, status: int) -> None:

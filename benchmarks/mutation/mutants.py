@@ -13,7 +13,15 @@ _LOGGERS = frozenset({"log", "logger"})
 _TYPE_MAKERS = frozenset({"TypeVar", "ParamSpec", "NewType", "getLogger"})
 # Every mutant of these arguments fails at once, in any test: they would only raise the score.
 _TRIVIAL_CALLS = frozenset({"len", "isinstance"})
-_NEVER_VISITED = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.Assert)
+# white space in patterns has no position
+_NEVER_VISITED = (
+    cst.Annotation,
+    cst.Decorator,
+    cst.Import,
+    cst.ImportFrom,
+    cst.Assert,
+    cst.BaseParenthesizableWhitespace,
+)
 # A constant that only chooses between two ways to the same result: `_FEW = 16  # performance only: ...`.
 _THRESHOLD = re.compile(r"^(\w+) = .*# performance only\b", re.M)
 

@@ -47,8 +47,10 @@ class Results:
     def load(cls, path: Path) -> "Results":
         return cls(path, json.loads(path.read_text()) if path.exists() else {})
 
-    def begin(self, target: str, **about: Any) -> None:
-        """Record date and commit of the run of a target."""
+    def begin(self, target: str, *, whole: bool, **about: Any) -> None:
+        """Record date and commit of the run of a target; one of the `whole` target replaces the earlier results."""
+        if whole:
+            self.targets.setdefault(target, {})["files"] = {}
         self.targets.setdefault(target, {"files": {}}).update(about)
 
     def record(self, target: str, module: str, mutants: int, found: Sequence[Result]) -> None:

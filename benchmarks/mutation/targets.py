@@ -14,11 +14,16 @@ class Target:
     name: str
     files: tuple[str, ...]
     tests: tuple[str, ...]
+    without: tuple[str, ...] = ()  # patterns of names
 
     def paths(self) -> list[Path]:
         found = [path for pattern in self.files for path in sorted(SOURCE.glob(pattern))]
         assert found, f"no file of target {self.name!r} matches"
-        return [path for path in found if path.name != "__init__.py" or path.stat().st_size > 200]
+        return [path for path in found if self._has_code(path) and not any(map(path.match, self.without))]
+
+    @staticmethod
+    def _has_code(path: Path) -> bool:
+        return path.name != "__init__.py" or path.stat().st_size > 200
 
 
 _GRAPH_TESTS = (
@@ -46,7 +51,83 @@ _DERIVATIVE_TESTS = (
     "verification_steps",
 )
 
+_ACCESS_TESTS = (
+    "addresses",
+    "admin_port",
+    "api_keys",
+    "audit",
+    "grpc_keys",
+    "http2_keys",
+    "loopback_control",
+    "process_keys",
+    "reasons",
+    "request_ids_of_rejections",
+    "sites",
+    "tokens",
+)
+_TEXT_API_TESTS = (
+    "adapters",
+    "anthropic",
+    "anthropic_threads",
+    "custom_tools",
+    "json_values",
+    "lmi",
+    "lmi_arrays",
+    "lmi_control",
+    "lmi_document",
+    "lmi_later",
+    "model_defaults",
+    "ollama",
+    "openai",
+    "prefix_cache",
+    "reasoning",
+    "request_fields",
+    "responses",
+    "scoring",
+    "structured_requests",
+    "text_streams",
+    "tgi",
+    "tool_calls",
+    "tool_parameters",
+)
+_GENERATION_TESTS = (
+    "exact_numbers",
+    "generation_adapters",
+    "generation_cache",
+    "generation_faults",
+    "generation_folder",
+    "generation_formats",
+    "generation_grammars",
+    "generation_reference",
+    "generation_sampling",
+    "generation_scheduler",
+    "generation_speculation",
+    "generation_steps",
+    "generation_templates",
+    "generation_text",
+    "generation_threads",
+    "generation_vision",
+    "message_forms",
+)
+_MLSERVER_TESTS = ("columns", "doctor", "folder", "huggingface", "module", "runtimes", "settings")
+_TRITON_TESTS = (
+    "config",
+    "ensembles",
+    "instances",
+    "load",
+    "python",
+    "repository",
+    "sequences",
+    "streams",
+    "timeouts",
+)
+
 TARGETS = (
+    Target(
+        "access",
+        ("dragoman/access/*.py",),
+        tuple(f"tests/access/test_{part}.py" for part in _ACCESS_TESTS),
+    ),
     Target(
         "batching",
         ("dragoman/engine/batching.py", "dragoman/engine/batch_delay.py", "dragoman/engine/call_handler.py"),
@@ -90,5 +171,31 @@ TARGETS = (
         "derivatives",
         ("dragoman_simulators/derivatives/*.py",),
         tuple(f"tests/features/simulators/derivatives/test_{part}.py" for part in _DERIVATIVE_TESTS),
+    ),
+    Target(
+        "text_apis",
+        ("dragoman_text/apis/*/*.py",),
+        tuple(f"tests/features/text/apis/test_{part}.py" for part in _TEXT_API_TESTS),
+    ),
+    Target(
+        "generation",
+        ("dragoman_text/generation/*.py",),
+        tuple(f"tests/features/text/generation/test_{part}.py" for part in _GENERATION_TESTS),
+        without=("quantized*.py", "gguf*.py"),
+    ),
+    Target(
+        "mlserver",
+        ("dragoman_mlserver/**/*.py",),
+        tuple(f"tests/features/mlserver/test_mlserver_{part}.py" for part in _MLSERVER_TESTS),
+    ),
+    Target(
+        "triton",
+        ("dragoman_triton/*.py",),
+        tuple(f"tests/features/triton/test_triton_{part}.py" for part in _TRITON_TESTS),
+    ),
+    Target(
+        "kserve",
+        ("dragoman_kserve/*.py",),
+        ("tests/features/kserve/test_kserve_doctor.py", "tests/features/kserve/test_kserve_models.py"),
     ),
 )

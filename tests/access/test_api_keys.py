@@ -245,6 +245,36 @@ def test_a_rate_limit_allows_a_burst_and_then_one_call_per_interval() -> None:
         limiter.acquire()
 
 
+def test_a_rate_limit_is_no_more_than_a_burst_after_a_long_time() -> None:
+    now_s = 100.0
+    limiter = CallLimiter("k", 0.5, 0, lambda: now_s)
+    limiter.acquire()
+    with pytest.raises(RateLimited) as found:
+        limiter.acquire()
+    assert found.value.retry_after_s == 2.0
+    now_s += 1000.0
+    limiter.acquire()
+    with pytest.raises(RateLimited):
+        limiter.acquire()
+
+
+def test_concurrent_calls_end_when_released_or_dropped() -> None:
+    limiter = CallLimiter("k", 0.0, 2)
+    first, second = limiter.acquire(), limiter.acquire()
+    with pytest.raises(RateLimited, match="limit of 2 concurrent calls") as found:
+        limiter.acquire()
+    assert found.value.retry_after_s == 1.0
+    first.release()
+    first.release()  # counts once
+    third = limiter.acquire()
+    with pytest.raises(RateLimited):
+        limiter.acquire()
+    del second, third
+    limiter.acquire()
+    kept = limiter.acquire(), limiter.acquire()
+    assert len(kept) == 2
+
+
 async def test_calls_above_the_rate_get_429_and_retry_after(server: RestServer, keys: KeyFile) -> None:
     slow = bearer(keys.add("slow", calls_per_s=0.01))
     server.dragoman.reload()
@@ -315,6 +345,50 @@ def test_failed_attempts_of_an_address_are_limited() -> None:
     failures.check("a")
     assert failures.counts["invalid"] == 6
     assert failures.counts["throttled"] == 1
+
+
+def test_failed_attempts_that_are_rare_or_without_a_limit() -> None:
+    now_s = 0.0
+    rare, free = FailedAttempts(0.5, lambda: now_s), FailedAttempts(0, lambda: now_s)
+    for failures in (rare, free):
+        failures.check("a")
+        failures.add("a", "invalid")
+        failures.add("a", "expired")
+    free.check("a")
+    with pytest.raises(RateLimited) as found:
+        rare.check("a")
+    assert found.value.retry_after_s == 240.0  # the burst is one attempt, and a second one came without a check
+    now_s = 10_000.0
+    rare.check("a")
+    rare.add("a", "invalid")  # attempts that were not made do not add up
+    with pytest.raises(RateLimited):
+        rare.check("a")
+
+
+def test_the_oldest_addresses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.access.failures._MAX_ADDRESSES", 2)
+    failures = FailedAttempts(1, lambda: 0.0)
+    for address in ("a", "b", "a", "c"):
+        failures.add(address, "invalid")
+    failures.check("b")
+    for address in ("a", "c"):
+        with pytest.raises(RateLimited):
+            failures.check(address)
+
+
+def test_denied_requests_are_counted_by_reason() -> None:
+    failures = FailedAttempts(1)
+    failures.add("a", "expired")
+    (family,) = failures.families()
+    assert {sample.labels["reason"]: sample.value for sample in family.samples} == {
+        "missing": 0,
+        "invalid": 0,
+        "expired": 1,
+        "forbidden": 0,
+        "throttled": 0,
+        "foreign_site": 0,
+    }
+    assert (family.name, family.kind) == ("dragoman_access_denied_total", "counter")
 
 
 async def test_wrong_keys_are_limited_and_right_ones_are_not(keys: KeyFile) -> None:
