@@ -11,7 +11,18 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.calls import Infer, Inference, Request
-from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, ModelNotFound, NotReady, NotSupported
+from dragoman.core.errors import (
+    AlreadyLoaded,
+    CancelledByModel,
+    DragomanError,
+    InvalidInput,
+    ModelFailed,
+    ModelNotFound,
+    NotImplementedByModel,
+    NotReady,
+    NotSupported,
+    UnknownFailure,
+)
 from dragoman.core.schedule import TIMEOUT
 from dragoman.core.spec import ResponseStream, SiblingModels
 from dragoman.core.tensor import Scalar, Tensor
@@ -19,12 +30,16 @@ from dragoman.formats.config_override import parse_overrides
 from dragoman.formats.policy import Policy
 from dragoman_triton import pb_utils
 
+
+# By the code of an error. An error of a call of another model has the code of the first class that it is.
 ERRORS: Mapping[int, type[DragomanError]] = {
     pb_utils.TritonError.NOT_FOUND: ModelNotFound,
+    pb_utils.TritonError.ALREADY_EXISTS: AlreadyLoaded,
     pb_utils.TritonError.INVALID_ARG: InvalidInput,
     pb_utils.TritonError.UNAVAILABLE: NotReady,
-    pb_utils.TritonError.UNSUPPORTED: NotSupported,
-    pb_utils.TritonError.ALREADY_EXISTS: InvalidInput,
+    pb_utils.TritonError.UNSUPPORTED: NotImplementedByModel,
+    pb_utils.TritonError.CANCELLED: CancelledByModel,
+    pb_utils.TritonError.UNKNOWN: UnknownFailure,
 }
 # The deadline of the requests that the running `execute` answers, if all have one.
 deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
@@ -134,7 +149,8 @@ def _response(answer: Inference) -> pb_utils.InferenceResponse:
 
 
 def _error_response(error: DragomanError) -> pb_utils.InferenceResponse:
-    code = next((code for code, kind in ERRORS.items() if isinstance(error, kind)), pb_utils.TritonError.INTERNAL)
+    kinds = {**ERRORS, pb_utils.TritonError.UNSUPPORTED: NotSupported}
+    code = next((code for code, kind in kinds.items() if isinstance(error, kind)), pb_utils.TritonError.INTERNAL)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.message, code))
 
 

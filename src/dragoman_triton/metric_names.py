@@ -20,12 +20,12 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
     succeeded = _sum(calls, lambda s: s.labels["outcome"] == "ok")
     batches = _sum(known.get("dragoman_batch_calls", ()), _is_count)
     batched_calls = _sum(known.get("dragoman_batch_calls", ()), _is_sum)
-    rows = _sum(known.get("dragoman_batch_rows", ()), _is_sum)
+    rows = _sum((s for s in known.get("dragoman_rows_total", ()) if s.labels["call"] == "Infer"), lambda _: True)
     hits, misses = (
         _sum(known.get(f"dragoman_response_cache_{each}_total", ()), lambda s: s.labels["call"] == "Infer")
         for each in ("hits", "misses")
     )
-    # A call that is not merged and not answered from the cache is one execution of one inference.
+    # A call that is not merged and not answered from the cache is one execution.
     alone = {
         key: max(0.0, count - batched_calls.get(key, 0.0) - hits.get(key, 0.0)) for key, count in succeeded.items()
     }
@@ -41,7 +41,7 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
     total = _sum(durations, _is_sum)
     yield _family("nv_inference_request_success", "Inference requests that succeeded.", succeeded)
     yield _failures([s for s in calls if s.labels["outcome"] != "ok"])
-    yield _family("nv_inference_count", "Inferences; a batch of n rows counts n.", _add(alone, rows))
+    yield _family("nv_inference_count", "Inferences; a request with n rows counts n.", rows)
     yield _family("nv_inference_exec_count", "Executions of the model.", _add(alone, batches))
     waiting = _sum(known.get("dragoman_queued_calls", ()), lambda _: True)
     models = dict.fromkeys(_sum(known.get("dragoman_model_ready", ()), lambda _: True), 0.0)

@@ -53,6 +53,7 @@ _BY_CODE: Mapping[str, type[errors.DragomanError]] = {
     "FAILED_PRECONDITION": errors.InvalidInput,
     "OUT_OF_RANGE": errors.InvalidInput,
     "NOT_FOUND": errors.ModelNotFound,
+    "ALREADY_EXISTS": errors.AlreadyLoaded,
     "UNIMPLEMENTED": errors.NotSupported,
     "RESOURCE_EXHAUSTED": errors.Overloaded,
     "DEADLINE_EXCEEDED": errors.DeadlineExceeded,

@@ -250,8 +250,8 @@ class ModelStatistics:
 
     `last_s` is the Unix time when the last one ended, 0 if there was none. `success_s` and `fail_s` are the sums of
     their durations, `queue_s` and `compute_s` the parts of `success_s` before the model began and while it computed.
-    `inferences` counts the rows of batched requests, and every other request as 1. `cache_hits` were answered from the
-    response cache.
+    `inferences` counts the rows of requests whose first axis counts them, and every other request as 1. `cache_hits`
+    were answered from the response cache.
     """
 
     name: str

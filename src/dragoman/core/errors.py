@@ -6,10 +6,11 @@
     │   │   ├── TooLarge              a payload exceeds a limit of the server
     │   │   ├── TooLong               prompt and completion exceed the context length
     │   │   ├── ModelNameMissing      no model name, and no default model
-    │   │   └── AlreadyLoaded         a model with this name exists
+    │   │   └── AlreadyLoaded         the name is in use
     │   ├── ModelNotFound         unknown model or version
     │   │   └── PathNotFound      no model has a handler for this path
     │   ├── NotSupported          the model does not support the call or the form of its response
+    │   │   └── NotImplementedByModel the model says so itself
     │   ├── NotReady              the model is not ready; retry later
     │   ├── Overloaded            the queue is full; retry later
     │   ├── RateLimited           the caller has reached its limit; retry later
@@ -19,6 +20,8 @@
     └── ServerError           the server or the model
         ├── InvalidOutput         the model returned an invalid output
         ├── ModelFailed           the model raised, or could not be loaded
+        │   ├── CancelledByModel      the model has cancelled the request
+        │   ├── UnknownFailure        the model reports an error of unknown kind
         │   └── OutOfMemory           not enough memory to load it
         └── WorkerLost            the worker process exited during the call
 
@@ -71,7 +74,7 @@ class ModelNameMissing(InvalidInput):
 
 
 class AlreadyLoaded(InvalidInput):
-    """A model was to be registered under a name that is in use."""
+    """A model, an adapter or a region was to be registered under a name that is in use."""
 
 
 class AdapterNotFound(InvalidInput):
@@ -94,6 +97,12 @@ class SequenceLost(InvalidInput):
 
 class NotSupported(CallerError):
     """The model does not support the call or the form of its response."""
+
+
+class NotImplementedByModel(NotSupported):
+    """The model itself reports that it does not support the request."""
+
+    status = 501
 
 
 class NotReady(CallerError):
@@ -151,6 +160,14 @@ class InvalidOutput(ServerError):
 
 class ModelFailed(ServerError):
     """The model raised, or could not be loaded."""
+
+
+class CancelledByModel(ModelFailed):
+    """The model has cancelled the request."""
+
+
+class UnknownFailure(ModelFailed):
+    """The model reports an error whose kind is unknown."""
 
 
 class OutOfMemory(ModelFailed):

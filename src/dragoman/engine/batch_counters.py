@@ -1,10 +1,12 @@
 """Counters of the batches of one deployment: sizes, time in the queue, and the reason of each dispatch."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, Self, get_args
 
 from dragoman.core.metrics import Family, Histogram, Labels, Sample
+from dragoman.engine.counters import Executions
+from dragoman.system.call_times import CallTimes
 
 # Why a batch was dispatched at its moment: a worker was idle; all were busy and one became free; the batch was full;
 # `max_batch_wait_s` or the adaptive batch delay had passed.
@@ -15,10 +17,6 @@ _ROWS: Final = "dragoman_batch_rows"
 _DISPATCHED: Final = "dragoman_batches_total"
 
 
-def _no_executions() -> tuple[int, float]:
-    return 0, 0.0
-
-
 def _no_queue() -> int:
     return 0
 
@@ -26,17 +24,15 @@ def _no_queue() -> int:
 class BatchCounters:
     """The counters; `queued` returns the number of calls that wait now.
 
-    `executions` are the successful executions of the model by their rows, with the seconds that they took. They
-    answered `answered` calls.
+    `executions` are the successful executions of the model by their rows, with the seconds that they took.
     """
 
-    __slots__ = ("_calls", "_rows", "answered", "executions", "queued", "reasons")
+    __slots__ = ("_calls", "_rows", "executions", "queued", "reasons")
 
     def __init__(self, queued: Callable[[], int]) -> None:
         self.reasons: defaultdict[Reason, int] = defaultdict(int)
         self.queued = queued
-        self.executions: defaultdict[int, tuple[int, float]] = defaultdict(_no_executions)
-        self.answered = 0
+        self.executions = Executions()
         self._calls, self._rows = Histogram(_SIZES), Histogram(_SIZES)
 
     def take(self) -> Self:
@@ -55,22 +51,15 @@ class BatchCounters:
         self._rows.add(other._rows)
         for reason, count in other.reasons.items():
             self.reasons[reason] += count
-        for rows, (count, compute_s) in other.executions.items():
-            executions, before_s = self.executions[rows]
-            self.executions[rows] = executions + count, before_s + compute_s
-        self.answered += other.answered
+        self.executions.add(other.executions)
 
-    def count(self, calls: int, rows: int, reason: Reason) -> None:
-        """Count a batch of calls."""
-        self._calls.observe(calls)
+    def count(self, calls: Sequence[CallTimes], rows: int, reason: Reason) -> None:
+        """Count a batch of calls, and record it in their times."""
+        self._calls.observe(len(calls))
         self._rows.observe(rows)
         self.reasons[reason] += 1
-
-    def count_execution(self, rows: int, answered: int, duration_s: float) -> None:
-        """Count a successful execution and the calls that it answers."""
-        executions, compute_s = self.executions[rows]
-        self.executions[rows] = executions + 1, compute_s + duration_s
-        self.answered += answered
+        for times in calls:
+            times.batch = reason, len(calls), rows
 
     def families(self, labels: Labels) -> Iterable[Family]:
         """Return the metrics of a deployment with these labels."""

@@ -225,7 +225,7 @@ class Batcher:
             if self._waiting:
                 self._record_batch(1, start_s)
                 self._dispatch_soon()
-        self.counters.count_execution(count, 1, request.times.compute_s)
+        self.counters.executions.count(count, request.times.compute_s)
         return answer
 
     def _record_batch(self, size: int, start_s: float) -> None:
@@ -321,9 +321,7 @@ class Batcher:
         elif self._was_busy:
             reason = "worker_free"
         self._was_delayed = False
-        self.counters.count(len(waits_s), total, reason)
-        for times in calls:
-            times.batch = reason, len(waits_s), total
+        self.counters.count(calls, total, reason)
         if log.isEnabledFor(logging.DEBUG):
             log.debug(
                 "batch dispatched: model=%s reason=%s calls=%d rows=%d max_rows=%d oldest_waited_ms=%.3f running=%d "
@@ -382,7 +380,7 @@ class Batcher:
         finally:
             for member in members:
                 member.request.times.share(times)
-        self._count_execution(batch, times)
+        self.counters.executions.count(sum(m.rows for m in members), times.compute_s)
         for member, part in zip(members, responses, strict=True):
             member.succeed(part)
         return True
@@ -395,13 +393,8 @@ class Batcher:
         except DragomanError as error:
             member.fail(error)
         else:
-            self._count_execution(batch, member.request.times)
+            self.counters.executions.count(member.rows, member.request.times.compute_s)
             member.succeed(answer)
-
-    def _count_execution(self, batch: _Batch, times: CallTimes) -> None:
-        """Count a successful execution, before its calls are answered: those that are already were cancelled."""
-        answered = sum(not member.answer.done() for member in batch.members)
-        self.counters.count_execution(sum(m.rows for m in batch.members), answered, times.compute_s)
 
     async def _compute(self, batch: _Batch, request: Request[Inference]) -> Inference:
         """Return the response of the pool. The computation is cancelled when all calls of the batch are."""

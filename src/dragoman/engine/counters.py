@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any, Final, Self, get_args
 
-from dragoman.core.calls import Embed, Generate, Request, Tokenize
+from dragoman.core.calls import Embed, Generate, Infer, Request, Tokenize
 from dragoman.core.errors import CallerError, DragomanError
 from dragoman.core.metrics import SECONDS, Distribution, Family, Histogram, Kind, Labels, Sample
 from dragoman.core.scoring import Score
@@ -39,9 +39,11 @@ OUTCOMES: Final = (
 _TEXT_OUTCOMES: Final = (*OUTCOMES, "TooLong")
 _TEXT_CALLS: Final = frozenset({Generate, Tokenize, Embed, Score})
 _CALLS: Final = "dragoman_calls_total"
+_ROWS: Final = "dragoman_rows_total"
 _DURATION: Final = "dragoman_call_duration_seconds"
 _QUEUE: Final = "dragoman_queue_seconds"
 _COMPUTE: Final = "dragoman_compute_seconds"
+_ROWS_HELP: Final = "Rows of the calls that the model has computed; a call without a batch axis counts 1."
 _DURATION_HELP: Final = "Seconds from the arrival of a call to its end, by outcome."
 _QUEUE_HELP: Final = "Seconds from the arrival of a call until its model began to compute it."
 _COMPUTE_HELP: Final = "Seconds that the model computed a call, or the batch that the call was part of."
@@ -50,12 +52,13 @@ _COMPUTE_HELP: Final = "Seconds that the model computed a call, or the batch tha
 class CallCounters:
     """The counters of one deployment, by the type of the call.
 
-    generation: those of generated texts.
+    generation: those of generated texts. counts_rows: the first axis of inputs counts rows.
     """
 
-    __slots__ = ("_by_type", "generation")
+    __slots__ = ("_by_type", "counts_rows", "generation")
 
     def __init__(self) -> None:
+        self.counts_rows = False
         self._by_type: defaultdict[type[Any], TypeCounters] = defaultdict(TypeCounters)
         self.generation = GenerationCounters()
 
@@ -106,6 +109,11 @@ class CallCounters:
         if error is None:
             counters.succeeded_queue_s += queue_s
             counters.succeeded_compute_s += compute_s
+            if not times.is_cached:
+                rows = _rows(request.call) if self.counts_rows else 1
+                counters.rows += rows
+                if times.batch is None:
+                    counters.executions.count(rows, compute_s)
 
     def take(self) -> Self:
         """Return the counts so far, and reset these counters."""
@@ -131,7 +139,7 @@ class CallCounters:
     def families(self, labels: Labels) -> Iterable[Family]:
         """Return the metrics of the calls. Histograms that have counted nothing are left out, counters are not."""
         by_name = sorted((kind.__name__, kind, counters) for kind, counters in self._by_type.items())
-        counts: list[Sample] = []
+        counts, rows = list[Sample](), list[Sample]()
         durations, queue, compute = list[Distribution](), list[Distribution](), list[Distribution]()
         for name, kind, counters in by_name:
             own = {**labels, "call": name}
@@ -141,13 +149,27 @@ class CallCounters:
                 counts.append(Sample(_CALLS, {**own, "outcome": each}, count))
                 if histogram is not None and count:
                     durations.append(histogram.distribution(_DURATION, {**own, "outcome": each}))
+            rows += [Sample(_ROWS, own, counters.rows)] if kind is Infer else ()
             queue += [counters.queue.distribution(_QUEUE, own)] if counters.queue.count else ()
             compute += [counters.compute.distribution(_COMPUTE, own)] if counters.compute.count else ()
         yield Family(_CALLS, "counter", "Model calls by outcome.", tuple(counts))
+        yield Family(_ROWS, "counter", _ROWS_HELP, tuple(rows))
         yield Family(_DURATION, "histogram", _DURATION_HELP, distributions=tuple(durations))
         yield Family(_QUEUE, "histogram", _QUEUE_HELP, distributions=tuple(queue))
         yield Family(_COMPUTE, "histogram", _COMPUTE_HELP, distributions=tuple(compute))
         yield from self.generation.families(labels)
+
+
+class Executions(dict[int, tuple[int, float]]):
+    """The number of successful executions of a model by their rows, with the seconds that they took."""
+
+    def count(self, rows: int, duration_s: float, executions: int = 1) -> None:
+        count, before_s = self.get(rows, (0, 0.0))
+        self[rows] = count + executions, before_s + duration_s
+
+    def add(self, other: Self) -> None:
+        for rows, (count, duration_s) in other.items():
+            self.count(rows, duration_s, count)
 
 
 def _seconds() -> Histogram:
@@ -160,15 +182,20 @@ class TypeCounters:
     succeeded, failed: durations of calls, of those that failed by outcome.
     queue: of calls that were accepted. compute: of those that the model began to compute.
     succeeded_queue_s, succeeded_compute_s: sums of calls with the outcome `ok`.
+    rows: of those that were computed. executions: of the model, for those that were no part of a batch.
     last_s: the monotonic time when the last call ended.
     """
 
-    __slots__ = ("compute", "failed", "last_s", "queue", "succeeded", "succeeded_compute_s", "succeeded_queue_s")
+    __slots__ = (
+        "compute", "executions", "failed", "last_s", "queue", "rows", "succeeded", "succeeded_compute_s",
+        "succeeded_queue_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.failed: defaultdict[str, Histogram] = defaultdict(_seconds)
         self.succeeded, self.queue, self.compute = _seconds(), _seconds(), _seconds()
         self.succeeded_queue_s = self.succeeded_compute_s = 0.0
+        self.rows, self.executions = 0, Executions()
         self.last_s = 0.0
 
     def add(self, other: Self) -> None:
@@ -179,7 +206,17 @@ class TypeCounters:
         self.compute.add(other.compute)
         self.succeeded_queue_s += other.succeeded_queue_s
         self.succeeded_compute_s += other.succeeded_compute_s
+        self.rows += other.rows
+        self.executions.add(other.executions)
         self.last_s = max(self.last_s, other.last_s)
+
+
+def _rows(call: Any) -> int:
+    """Return the number of rows of a call, 1 for one without tensors."""
+    for tensor in call.inputs.values() if type(call) is Infer else ():
+        shape: tuple[int, ...] = tensor.data.shape
+        return shape[0] if shape else 1
+    return 1
 
 
 def outcome(error: BaseException, call: Any) -> str:

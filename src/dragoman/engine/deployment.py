@@ -159,6 +159,7 @@ class Deployment:
             loaded = self._correct(trial.outputs, trial.inputs)
         self._observes = self._hints is not None or bool(self.trial_error)
         self.counters.expect(loaded.calls)
+        self.counters.counts_rows = loaded.signature.batched
         self._batcher = self._make_batcher(pool, loaded)
         self._merger = pool if isinstance(pool, SequencePool) else self._batcher
         self._compute = pool.call if self._batcher is None else self._compute_in_batches

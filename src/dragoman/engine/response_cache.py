@@ -143,7 +143,9 @@ class _Computation:
             return _with_own_parameters(await asyncio.shield(self._task))
         finally:
             self._waiting -= 1
-            times.share(self._times)
+            if times is not self._times:
+                times.share(self._times)
+                times.is_cached = True
             if not self._waiting and not self._task.done():
                 self._cache.forget_running(self._key, self)
                 self._task.cancel()

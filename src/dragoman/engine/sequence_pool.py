@@ -325,7 +325,7 @@ class SequencePool:
                 left.append(sequence)
         worker.ready.extendleft(reversed(left))
         if batch:
-            self.counters.count(len(batch), len(batch), "worker_free")
+            self.counters.count([turn.request.times for _, turn in batch], len(batch), "worker_free")
         return batch
 
     def _next_turn(self, sequence: LiveSequence) -> SequenceTurn | None:
@@ -388,7 +388,7 @@ class SequencePool:
             for turn in turns:
                 turn.request.times.share(times)
         answers = [answer] if len(turns) == 1 else split_rows(answer, [1] * len(turns))
-        self.counters.count_execution(len(turns), len(turns), times.compute_s)
+        self.counters.executions.count(len(turns), times.compute_s)
         for turn, each in zip(turns, answers, strict=True):
             if not turn.response.done():
                 turn.response.set_result(each)

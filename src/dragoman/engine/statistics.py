@@ -1,7 +1,6 @@
 """Statistics of deployments, from the counters that metrics are exported from."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 
 from dragoman.core import error_texts
@@ -16,6 +15,7 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import InvalidInput, ModelNotFound
 from dragoman.core.scoring import Score
+from dragoman.engine.counters import Executions
 from dragoman.engine.deployment import NOT_LOADED, Deployment
 from dragoman.engine.registry import ModelRegistry
 
@@ -41,36 +41,28 @@ def read_statistics(registry: ModelRegistry, model: str, version: str) -> tuple[
 
 def _statistics(deployment: Deployment) -> ModelStatistics:
     calls, batches = list(deployment.counters.totals(_INFERENCES)), deployment.batch_counters
-    succeeded, compute_s = sum(c.succeeded.count for c in calls), sum(c.succeeded_compute_s for c in calls)
-    executions: Mapping[int, tuple[int, float]] = {} if batches is None else batches.executions
+    executions = Executions()
+    for each in (*(c.executions for c in calls), *([] if batches is None else [batches.executions])):
+        executions.add(each)
     cache = deployment.response_cache
     hits, misses = (0, 0) if cache is None else (cache.count("hits"), cache.count("misses"))
-    # A call that is not merged and not answered from the cache is one execution of one inference.
-    alone = max(0, succeeded - hits - (0 if batches is None else batches.answered))
     last_s = max((c.last_s for c in calls), default=0.0)
     return ModelStatistics(
         name=deployment.spec.name,
         version=deployment.spec.version,
         last_s=last_s and time.time() - time.monotonic() + last_s,
-        succeeded=succeeded,
+        succeeded=sum(c.succeeded.count for c in calls),
         success_s=sum(c.succeeded.sum for c in calls),
         failed=sum(each.count for c in calls for each in c.failed.values()),
         fail_s=sum(each.sum for c in calls for each in c.failed.values()),
         queue_s=sum(c.succeeded_queue_s for c in calls),
-        compute_s=compute_s,
+        compute_s=sum(c.succeeded_compute_s for c in calls),
         cache_hits=hits,
         cache_misses=misses,
-        inferences=alone + sum(rows * count for rows, (count, _) in executions.items()),
-        executions=alone + sum(count for count, _ in executions.values()),
-        batches=_batches(executions, alone, compute_s),
+        inferences=sum(c.rows for c in calls),
+        executions=sum(count for count, _ in executions.values()),
+        batches=tuple(BatchStatistics(rows, count, total_s) for rows, (count, total_s) in sorted(executions.items())),
     )
-
-
-def _batches(executions: Mapping[int, tuple[int, float]], alone: int, compute_s: float) -> tuple[BatchStatistics, ...]:
-    """Return the executions by rows; a model without a queue of batches has executions of one request only."""
-    if not executions and alone:
-        return (BatchStatistics(1, alone, compute_s),)
-    return tuple(BatchStatistics(rows, count, total_s) for rows, (count, total_s) in sorted(executions.items()))
 
 
 def index_entry(deployment: Deployment) -> IndexEntry:

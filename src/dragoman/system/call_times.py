@@ -27,6 +27,7 @@ class CallTimes(msgspec.Struct):
     ended_s: the response or the error was there.
     first_chunk_s: the first chunk of a stream was there.
     batch: reason, calls and rows of its batch.
+    is_cached: its answer was computed for an earlier call.
     nested: calls of other models by this one.
     """
 
@@ -37,6 +38,7 @@ class CallTimes(msgspec.Struct):
     ended_s: float = 0.0
     first_chunk_s: float = 0.0
     batch: tuple[str, int, int] | None = None
+    is_cached: bool = False
     nested: list["CallTimes"] | None = None
 
     @property

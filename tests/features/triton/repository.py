@@ -74,6 +74,8 @@ def write_repository(root: Path) -> None:
     write(root / "py" / "config.pbtxt", PYTHON_CONFIG + ADD_SUB)
     write(root / "py" / "1" / "model.py", PYTHON)
     write(root / "py" / "1" / "helper.py", "def subtract(a, b):\n    return a - b\n")
+    write(root / "codes" / "config.pbtxt", CODES_CONFIG)
+    write(root / "codes" / "1" / "model.py", CODES)
     rows = ADD_SUB.replace("[ 4 ]", "[ -1, 4 ]")
     write(root / "bls" / "config.pbtxt", f'backend: "python"\ninstance_group {{ count: 2 }}\n{rows}')
     write(root / "bls" / "1" / "model.py", BLS)
@@ -144,6 +146,27 @@ class TritonPythonModel:
         outputs = [pb_utils.Tensor("OUTPUT0", (a + b).astype(self.dtype)),
                    pb_utils.Tensor("OUTPUT1", helper.subtract(a, b).astype(self.dtype))]
         return pb_utils.InferenceResponse(outputs, parameters=seen)
+"""
+# Answers with the error whose code CODE names, else with CODE.
+CODES = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.respond(pb_utils.get_input_tensor_by_name(request, "CODE").as_numpy()) for request in requests]
+
+    def respond(self, codes):
+        code = getattr(pb_utils.TritonError, codes[0, 0].decode(), None)
+        if code is None:
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", codes)])
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError("no", code))
+"""
+CODES_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "CODE" data_type: TYPE_STRING dims: 1 }
+output { name: "OUT" data_type: TYPE_STRING dims: 1 }
 """
 BLS = """
 import asyncio

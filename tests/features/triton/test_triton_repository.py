@@ -185,6 +185,48 @@ def test_errors_of_a_python_model(served: ServerProcess, value: int, text: str) 
     assert "Traceback" not in str(error.value)
 
 
+def send_codes(process: ServerProcess, module: Any, *codes: str) -> None:
+    tensor = module.InferInput("CODE", [len(codes), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[code] for code in codes], dtype=object))
+    with connect(module, process) as client:
+        client.infer("codes", [tensor])
+
+
+@pytest.mark.parametrize(
+    ("code", "grpc_status", "http_status"),
+    [
+        ("UNKNOWN", "UNKNOWN", "500"),
+        ("INTERNAL", "INTERNAL", "500"),
+        ("NOT_FOUND", "NOT_FOUND", "404"),
+        ("INVALID_ARG", "INVALID_ARGUMENT", "400"),
+        ("UNAVAILABLE", "UNAVAILABLE", "503"),
+        ("UNSUPPORTED", "UNIMPLEMENTED", "501"),
+        ("ALREADY_EXISTS", "ALREADY_EXISTS", "400"),
+        ("CANCELLED", "CANCELLED", "500"),
+    ],
+)
+def test_the_code_of_an_error_of_a_model(served: ServerProcess, code: str, grpc_status: str, http_status: str) -> None:
+    for module, status in ((triton_grpc, f"StatusCode.{grpc_status}"), (triton_http, http_status)):
+        with pytest.raises(InferenceServerException) as error:
+            send_codes(served, module, code)
+        assert (error.value.status(), error.value.message()) == (status, "no")
+
+
+def test_statistics_count_rows_without_dynamic_batching(served: ServerProcess) -> None:
+    def statistics() -> tuple[int, int, dict[int, int]]:
+        model = httpx.get(f"http://{served.url}/v2/models/codes/stats").json()["model_stats"][0]
+        sizes = {each["batch_size"]: each["compute_infer"]["count"] for each in model["batch_stats"]}
+        return model["inference_count"], model["execution_count"], sizes
+
+    send_codes(served, triton_http, "a")
+    inferences, executions, sizes = statistics()
+    send_codes(served, triton_http, "a", "b", "c")
+    send_codes(served, triton_grpc, "a")
+    with pytest.raises(InferenceServerException):
+        send_codes(served, triton_http, "INTERNAL", "b")
+    assert statistics() == (inferences + 4, executions + 2, {1: sizes[1] + 1, 3: sizes.get(3, 0) + 1})
+
+
 def test_a_requested_output_that_a_python_model_lacks(served: ServerProcess) -> None:
     with pytest.raises(InferenceServerException, match=r"unexpected inference output 'NONE' for model 'py'"):
         infer(served, "py", outputs=[triton_http.InferRequestedOutput("NONE")])

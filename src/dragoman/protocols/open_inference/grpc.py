@@ -23,7 +23,9 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import (
+    AlreadyLoaded,
     CallerError,
+    CancelledByModel,
     DeadlineExceeded,
     DragomanError,
     Forbidden,
@@ -35,6 +37,7 @@ from dragoman.core.errors import (
     RateLimited,
     ServerError,
     Unauthorized,
+    UnknownFailure,
     WorkerLost,
 )
 from dragoman.core.signature import TensorSpec
@@ -75,6 +78,7 @@ A = TypeVar("A")
 
 # The nearest base class of an error decides.
 STATUS: Mapping[type[DragomanError], str] = {
+    AlreadyLoaded: "ALREADY_EXISTS",
     InvalidInput: "INVALID_ARGUMENT",
     ModelNotFound: "NOT_FOUND",
     NotSupported: "UNIMPLEMENTED",
@@ -86,6 +90,8 @@ STATUS: Mapping[type[DragomanError], str] = {
     Forbidden: "PERMISSION_DENIED",
     WorkerLost: "UNAVAILABLE",
     CallerError: "INVALID_ARGUMENT",
+    CancelledByModel: "CANCELLED",
+    UnknownFailure: "UNKNOWN",
     ServerError: "INTERNAL",
     DragomanError: "INTERNAL",
 }
