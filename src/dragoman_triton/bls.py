@@ -30,7 +30,6 @@ from dragoman.formats.config_override import parse_overrides
 from dragoman.formats.policy import Policy
 from dragoman_triton import pb_utils
 
-
 # By the code of an error. An error of a call of another model has the code of the first class that it is.
 ERRORS: Mapping[int, type[DragomanError]] = {
     pb_utils.TritonError.NOT_FOUND: ModelNotFound,
