@@ -1,15 +1,14 @@
 """Check the folder of a text model before it is loaded; explain errors in one line."""
 
 import json
-import os
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import load_object
+from dragoman_text.generation.gguf_file import GgufError, GgufFile
 
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
@@ -199,69 +198,22 @@ def _check_file(path: Path) -> None:
 
 def _check_gguf(path: Path) -> None:
     with path.open("rb") as file:
-        start = file.read(len(_GIT_LFS))
-        if start == _GIT_LFS:
+        if file.read(len(_GIT_LFS)) == _GIT_LFS:
             raise ModelFailed(f"{path.name} is a Git LFS pointer instead of weights; run `git lfs pull` there")
-        if start[:4] != b"GGUF":
-            raise ModelFailed(
-                f"{path.name} is not a GGUF file: expected the bytes 'GGUF' at its start, got {start[:4]!r}"
-            )
-        if _SHARD.search(path.name):
-            raise ModelFailed(f"{path.name} is one of several files; join them with `llama-gguf-split --merge`")
-        file.seek(4)
-        try:
-            tensors, sizes = _gguf_header(file)
-        except (ValueError, struct.error, KeyError) as error:
-            raise ModelFailed(f"{path.name} is truncated: its header cannot be read; copy it again") from error
-    for name, count in sizes.items():
-        limit = tensors if name.endswith(".block_count") else _MAX_EXPERTS if name.endswith(".expert_count") else count
-        if count > limit:
-            raise ModelFailed(f"{path.name} has {name} {count}, but {tensors} tensors; copy it again")
+    try:
+        checked = GgufFile(path)
+    except GgufError as error:
+        raise ModelFailed(f"{path.name} is not a valid GGUF file: {error}; copy it again") from error
+    if _SHARD.search(path.name) or checked.metadata.get("split.count", 0) not in (0, 1):
+        raise ModelFailed(f"{path.name} is one of several files; join them with `llama-gguf-split --merge`")
+    for name, count in checked.metadata.items():
+        limit = {".block_count": len(checked.tensors), ".expert_count": _MAX_EXPERTS}.get(name[name.rfind(".") :])
+        if limit is not None and isinstance(count, int) and count > limit:
+            raise ModelFailed(f"{path.name} has {name} {count}, but {len(checked.tensors)} tensors; copy it again")
 
 
 # Experts of one layer are parts of one tensor.
 _MAX_EXPERTS = 4096
-# Sizes and formats of numbers in a GGUF file by their type, for `struct`.
-_GGUF_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_GGUF_STRING, _GGUF_ARRAY = 8, 9
-
-
-def _gguf_header(file: BinaryIO) -> tuple[int, dict[str, int]]:
-    """Return the number of tensors of a GGUF file and the integers among its metadata
-    (https://github.com/ggml-org/ggml, docs/gguf.md). Raises ValueError or struct.error if it is truncated."""
-
-    def number(form: str) -> Any:
-        return struct.unpack(f"<{form}", file.read(struct.calcsize(form)))[0]
-
-    def skip(count: int) -> None:
-        if count > size - file.tell():
-            raise ValueError("a length is beyond the end of the file")
-        file.seek(count, 1)
-
-    def value(kind: int) -> Any:
-        if kind == _GGUF_STRING:
-            return skip(number("Q"))
-        if kind != _GGUF_ARRAY:
-            return number(_GGUF_NUMBERS[kind])
-        element, count = number("I"), number("Q")
-        if element in _GGUF_NUMBERS:
-            return skip(count * struct.calcsize(_GGUF_NUMBERS[element]))
-        for _ in range(count):
-            value(element)
-        return None
-
-    size = os.fstat(file.fileno()).st_size
-    number("I")  # version
-    tensors, count = number("Q"), number("Q")
-    integers: dict[str, int] = {}
-    for _ in range(count):
-        length = number("Q")
-        if length > size:
-            raise ValueError("a length is beyond the end of the file")
-        name, found = file.read(length).decode(errors="replace"), value(number("I"))
-        if isinstance(found, int):
-            integers[name] = found
-    return tensors, integers
 
 
 # --- tokenizer ---------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import takes_images
 from dragoman.system.load_steps import report_step
 from dragoman_text.generation import quantized_files
+from dragoman_text.generation.gguf_file import GgufFile
 
 log = logging.getLogger("dragoman.generation")
 
@@ -81,9 +82,7 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
     inside: dict[str, Any] = {}
     file_format, file_quantization = "safetensors", ""
     if folder.is_file():
-        from dragoman_text.generation.gguf_header import quantization as gguf_quantization  # needs the package gguf
-
-        file_format, file_quantization = "gguf", gguf_quantization(folder)
+        file_format, file_quantization = "gguf", GgufFile(folder).quantization
         folder, inside = folder.parent, {"gguf_file": folder.name}
         report_step("reading the configuration")
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)

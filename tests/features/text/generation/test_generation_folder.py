@@ -62,7 +62,7 @@ def _add_token(folder: Path) -> None:
 BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (_without("model.safetensors"), "no weights found in 'broken'; copy model.safetensors beside config.json"),
     (_only("pytorch_model.bin"), "the weights in pytorch_model.bin are PyTorch's pickles, .* save it as safetensors"),
-    (_only("broken-q4.gguf"), "broken-q4.gguf is not a GGUF file: expected the bytes 'GGUF' at its start"),
+    (_only("broken-q4.gguf"), "broken-q4.gguf is not a valid GGUF file: expected the bytes 'GGUF' at its start"),
     (_only("model-00001-of-00002.safetensors"), f"has model-00001-of-00002.safetensors but no {INDEX}"),
     (_shards, f"lacks model-00002-of-00002.safetensors, one of 1 missing files of {INDEX}"),
     (_truncate, r"model.safetensors in 'broken' is truncated: expected \d+ bytes, got \d+; copy it again"),
