@@ -55,7 +55,9 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in FILES}
-FEATURES = sorted({name.partition(".")[0] for name in MODULES} - {"dragoman"})
+# Below the features, beside the server: inner loops in C, which know nothing of the project.
+KERNELS = "dragoman_kernels"
+FEATURES = sorted({name.partition(".")[0] for name in MODULES} - {"dragoman", KERNELS})
 
 
 def imports(path: Path) -> list[str]:
@@ -117,7 +119,14 @@ def test_the_layers_are_the_packages_of_the_server() -> None:
 def test_features_import_only_the_server(feature: str) -> None:
     for path in (SRC / feature).rglob("*.py"):
         for module in (*imports(path), *named_modules(path)):
-            assert module.partition(".")[0] in {"dragoman", feature}, f"{path.relative_to(SRC)} imports {module}"
+            assert module.partition(".")[0] in {"dragoman", KERNELS, feature}, (
+                f"{path.relative_to(SRC)} imports {module}"
+            )
+
+
+def test_the_kernels_import_nothing_of_the_project() -> None:
+    for path in (SRC / KERNELS).rglob("*.py"):
+        assert {module.partition(".")[0] for module in imports(path)} <= {KERNELS}, path.name
 
 
 def test_the_engine_imports_only_the_interface_of_pools() -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from dragoman_kernels.threads import StepThreads
 from dragoman_text.generation.fused import concatenate
 from dragoman_text.generation.native.code import Compiled
 from dragoman_text.generation.native.forward import COUNTER_BYTES, PANEL_ROWS, LinearArg, build_module
 from dragoman_text.generation.native.kernels import COLUMNS, KernelConfig, pad
 from dragoman_text.generation.native.quantized import pack_quantized
-from dragoman_text.generation.native.threads import StepThreads
 
 
 @lru_cache(16)

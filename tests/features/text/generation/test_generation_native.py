@@ -18,6 +18,7 @@ import transformers
 from llvmlite import ir
 
 from dragoman.core.errors import ModelFailed
+from dragoman_kernels.threads import StepThreads
 from dragoman_text.generation.cache import KeyValueCache
 from dragoman_text.generation.job import BatchRow
 from dragoman_text.generation.native.code import INT64, LANES, POINTER, Code, Compiled, cpu_features
@@ -39,7 +40,6 @@ from dragoman_text.generation.native.kernels import (
 )
 from dragoman_text.generation.native.linear import StepCode, pack_blocks
 from dragoman_text.generation.native.quantized import decoder, dequantize, pack_quantized
-from dragoman_text.generation.native.threads import StepThreads
 from dragoman_text.generation.pretrained import load_pretrained
 from dragoman_text.generation.runner import QUANTIZATIONS, Runner
 from dragoman_text.generation.threads import MAX_THREADS, fastest_thread_count

@@ -1,4 +1,4 @@
-"""Threads that execute machine code together."""
+"""Threads that call a kernel together, which divides its work among them."""
 
 import threading
 import weakref

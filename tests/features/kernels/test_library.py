@@ -1,0 +1,57 @@
+"""The library of kernels: its forms, how one is chosen, and an installation without it."""
+
+import ctypes
+import platform
+from pathlib import Path
+
+import pytest
+
+import dragoman_kernels
+from dragoman_kernels import NoKernels
+from features.kernels.forms import forms
+
+FORMS = forms()
+
+
+def test_every_cpu_has_the_portable_form_and_that_of_its_architecture() -> None:
+    assert FORMS[0] == "portable"
+    assert ("neon" in FORMS) == (platform.machine() in ("aarch64", "arm64"))
+
+
+def test_forms_of_this_cpu_are_those_that_linux_reports() -> None:
+    path = Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not path.exists():
+        pytest.skip("needs Linux on x86-64")
+    flags = set(path.read_text().partition("flags")[2].partition("\n")[0].split())
+    avx2 = {"avx2", "fma", "f16c"}
+    avx512 = avx2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
+    needed = {"avx2": avx2, "avx512": avx512, "avx512_bf16": avx512 | {"avx512vbmi", "avx512_vnni", "avx512_bf16"}}
+    assert ("portable", *(form for form, each in needed.items() if each <= flags)) == FORMS
+
+
+def test_the_best_form_is_the_last_and_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KERNELS_FORM", raising=False)
+    assert dragoman_kernels.best_form() == FORMS[-1]
+    monkeypatch.setenv("KERNELS_FORM", "portable")
+    assert dragoman_kernels.best_form() == "portable"
+    monkeypatch.setenv("KERNELS_FORM", "sse2")
+    with pytest.raises(NoKernels, match=r"KERNELS_FORM: expected portable, .*got sse2"):
+        dragoman_kernels.best_form()
+    monkeypatch.setenv("KERNELS_FORM", "none")
+    with pytest.raises(NoKernels, match="is none"):
+        dragoman_kernels.best_form()
+
+
+def test_a_form_of_another_cpu_is_not_called() -> None:
+    with pytest.raises(NoKernels, match="form of the kernels: expected one of portable"):
+        dragoman_kernels.function("norm", "neon" if platform.machine() == "x86_64" else "avx2", ctypes.c_void_p)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dragoman_kernels, "library_name", lambda: "libmissing.so")
+    dragoman_kernels._library.cache_clear()
+    try:
+        with pytest.raises(NoKernels, match=r"not compiled when Dragoman was installed: .*libmissing\.so"):
+            dragoman_kernels._library()
+    finally:
+        dragoman_kernels._library.cache_clear()
