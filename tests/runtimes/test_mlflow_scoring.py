@@ -154,6 +154,26 @@ def test_errors(ours: TestClient, theirs: dict[str, TestClient], kind: str, cont
     assert "Traceback" not in answer.text
 
 
+def test_without_the_text_apis(folder: Path) -> None:
+    """The paths are those of the models, not of another protocol."""
+    with TestClient(
+        dragoman.asgi(str(folder), allow_pickle=True, placement="thread", protocols="oip_rest,kserve_v1")
+    ) as client:
+        body = {"inputs": [[1, 2, 3]]}
+        answer = client.post("/models/tensor/invocations", json=body)
+        assert (answer.status_code, answer.json()) == (200, {"predictions": [6.0]})
+        unnamed = client.post("/invocations", json=body)
+        assert unnamed.status_code == 400
+        assert unnamed.json()["error"] == (
+            "several models answer /invocations: of_mlserver, quotient, table, tensor; "
+            "name one, as in /models/of_mlserver/invocations"
+        )
+        assert client.post("/models/none/invocations", json=body).status_code == 404
+        assert client.get("/models/tensor/invocations").status_code == 404
+        root = client.get("/")
+        assert (root.status_code, root.json()) == (200, {"status": "alive"})
+
+
 def test_errors_of_a_model_have_no_traceback(ours: TestClient, theirs: dict[str, TestClient]) -> None:
     answer = ours.post("/models/quotient/invocations", json={"dataframe_records": [{"a": 1}]})
     wanted = theirs["quotient"].post("/invocations", json={"dataframe_records": [{"a": 1}]})

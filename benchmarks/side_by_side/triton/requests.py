@@ -1,6 +1,8 @@
 """The requests that are sent to Triton."""
 
+import atexit
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tritonclient.grpc import service_pb2
@@ -353,6 +355,9 @@ def _rest_invalid() -> Named:
     yield "shared memory: status", _get("/v2/systemsharedmemory/status")
     yield "shared memory: unregister all", post("/v2/systemsharedmemory/unregister", "")
     yield "shared memory: unregister an unknown region", post("/v2/systemsharedmemory/region/nope/unregister", "")
+    region = "/v2/systemsharedmemory/region/twice"
+    register = post(f"{region}/register", {"key": _region_key(), "offset": 0, "byte_size": 64})
+    yield "shared memory: register a region twice", [register, register, post(f"{region}/unregister", "")]
 
 
 def _rest_raises() -> Named:
@@ -445,7 +450,15 @@ def _rest_repository() -> Named:
 
 
 def _grpc() -> Named:
-    for part in (_grpc_server, _grpc_datatypes, _grpc_invalid, _grpc_parameters, _grpc_streams, _grpc_repository):
+    for part in (
+        _grpc_server,
+        _grpc_datatypes,
+        _grpc_invalid,
+        _grpc_parameters,
+        _grpc_streams,
+        _grpc_regions,
+        _grpc_repository,
+    ):
         yield from part()
 
 
@@ -552,6 +565,14 @@ def _grpc_parameters() -> Named:
     yield "priority 3 of 2", call("queued", PAIR, parameters={"priority": 3})
 
 
+def _region_key() -> str:
+    """Return the key of 64 bytes of shared memory, which both servers can open until this process ends."""
+    path = Path("/dev/shm/dragoman-side-by-side")
+    path.write_bytes(bytes(64))
+    atexit.register(path.unlink, missing_ok=True)
+    return f"/{path.name}"
+
+
 def _without_value() -> Rpc:
     message = infer_message("report", {"inputs": [FLAT]})
     message.parameters["a"].SetInParent()
@@ -581,6 +602,17 @@ def _grpc_streams() -> Named:
     )
     yield "stream: no requests", Rpc("ModelStreamInfer", [])
     yield "an unary call of a decoupled model", call("decoupled", tensor("TEXT", "BYTES", [1], ['[7, "final"]']))
+
+
+def _grpc_regions() -> Named:
+    register = Rpc(
+        "SystemSharedMemoryRegister",
+        [service_pb2.SystemSharedMemoryRegisterRequest(name="twice", key=_region_key(), byte_size=64)],
+    )
+    unregister = Rpc("SystemSharedMemoryUnregister", [service_pb2.SystemSharedMemoryUnregisterRequest(name="twice")])
+    unknown = Rpc("SystemSharedMemoryStatus", [service_pb2.SystemSharedMemoryStatusRequest(name="nope")])
+    yield "shared memory: register a region twice", [register, register, unregister, unregister]
+    yield "shared memory: status of an unknown region", unknown
 
 
 def _grpc_repository() -> Named:

@@ -1,14 +1,16 @@
 """Deployments by model name and version, and the default version of each model."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from msgspec import structs
 
 from dragoman.core.calls import Embed, Generate, Request, Tokenize
 from dragoman.core.dialect import OWN, Dialect
-from dragoman.core.errors import ModelNotFound, PathNotFound
+from dragoman.core.errors import ModelNameMissing, ModelNotFound, PathNotFound
 from dragoman.core.paths import match_handler
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.deployment import Deployment, dialect_of
@@ -17,6 +19,7 @@ from dragoman.engine.version_routing import VersionRouting, WeightedVersions
 A = TypeVar("A")
 _NEWEST = VersionRouting()
 _MAX_NAMED = 5  # models in an error
+_PATH_OF_MODEL = re.compile(r"/models/(?P<model>[^/]+)(?P<path>/.+)")  # of a handler of this model
 
 
 class ModelRegistry:
@@ -198,18 +201,33 @@ class ModelRegistry:
         return ModelNotFound(f"{error.message}; there are {', '.join(names[:_MAX_NAMED])}{more}")
 
     def resolve_handler(self, request: Request[A]) -> Request[A]:
-        """Return a request for a custom handler with the model that has the handler. Raises PathNotFound."""
+        """Return a request for a custom handler with the model that has the handler.
+
+        The path of a request that names no model may begin with `/models/NAME`. Raises PathNotFound, and
+        ModelNameMissing if several models have a handler for the path.
+        """
         call: Any = request.call
         named = request.model
-        for deployment in (self.find(named, request.version),) if named else self.default_versions():
-            match = match_handler(deployment.handlers, call.method, call.path)
-            if match is not None:
-                handler, params = match
-                call = structs.replace(call, handler=handler, params=params)
-                name = deployment.spec.name
-                version = "" if name in self._weighted else deployment.spec.version
-                return structs.replace(request, call=call, model=name, version=version)
-        raise PathNotFound(f"no such path: {call.path[:256]}")
+        deployments = [self.find(named, request.version)] if named else list(self.default_versions())
+        found = _with_handler(deployments, call.method, call.path)
+        if not found and not named and (match := _PATH_OF_MODEL.fullmatch(call.path)):
+            call = structs.replace(call, path=match["path"])
+            found = _with_handler(
+                [each for each in deployments if each.spec.name == unquote(match["model"])], call.method, call.path
+            )
+        if not found:
+            raise PathNotFound(f"no such path: {request.call.path[:256]}")  # type: ignore[attr-defined]
+        allowed = [each for each in found if request.models is None or each[0].name in request.models]
+        if len(allowed) > 1:
+            names = sorted(spec.name for spec, *_ in allowed)
+            shown = ", ".join(names[:_MAX_NAMED])
+            raise ModelNameMissing(
+                f"several models answer {call.path[:256]}: {shown}; name one, as in /models/{names[0]}{call.path[:256]}"
+            )
+        spec, handler, params = (allowed or found)[0]
+        version = "" if spec.name in self._weighted else spec.version
+        call = structs.replace(call, handler=handler, params=params)
+        return structs.replace(request, call=call, model=spec.name, version=version)
 
     def _newest(self, name: str) -> str:
         versions = self._models[name]
@@ -217,6 +235,14 @@ class ModelRegistry:
             return ""
         sorted_versions = self.versions(name)
         return next((v for v in reversed(sorted_versions) if versions[v].state == "READY"), sorted_versions[-1])
+
+
+def _with_handler(
+    deployments: Iterable[Deployment], method: str, path: str
+) -> list[tuple[ModelSpec, str, Mapping[str, str]]]:
+    """Return the models that have a handler for a path, each with the handler and the parameters of the path."""
+    matches = ((each.spec, match_handler(each.handlers, method, path)) for each in deployments)
+    return [(spec, *match) for spec, match in matches if match is not None]
 
 
 def _version_key(version: str) -> tuple[bool, int, str]:

@@ -30,7 +30,14 @@ class Predictions(msgspec.Struct):
     predictions: Sequence[Any]
 
 
+class Status(msgspec.Struct):
+    """The state of the server."""
+
+    status: str
+
+
 PREDICT = Operation(
     "Run a model", {200: {JSON: Predictions}}, {JSON: (Instances, Columns)}, path="/v1/models/{name}:predict"
 )
+ALIVE = Operation("Check whether all models can answer", {200: {JSON: Status}})
 READY = Operation("Check whether a model can answer", {200: {JSON: ModelReadiness}})

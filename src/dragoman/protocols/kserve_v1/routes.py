@@ -1,11 +1,11 @@
-"""KServe's V1 protocol: `POST /v1/models/{model}:predict` with rows of values, and the readiness of a model."""
+"""KServe's V1 protocol: `POST /v1/models/{model}:predict` with rows of values, and the readiness of models."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from dragoman.core.calls import Describe, Infer, Inference, ModelDescription, Request, Response
+from dragoman.core.calls import Describe, Infer, Inference, ModelDescription, Ready, Request, Response
 from dragoman.core.errors import (
     InvalidInput,
     NotSupported,
@@ -41,6 +41,7 @@ from dragoman.protocols.wire import (
     Statuses,
     error_formatter,
     error_responses,
+    message_response,
     read_readiness,
 )
 
@@ -87,6 +88,16 @@ class KServeV1:
         predictions = next(iter(values.values())) if len(values) == 1 else _rows(values, outputs, instead)
         return HttpResponse(200, json_chunks({"predictions": predictions}), (JSON_TYPE,))
 
+    def alive(self, _http: HttpRequest) -> EngineCall[bool, HttpResponse]:
+        """The health check at the root of the server. The protocol's client reads the body."""
+
+        def format_response(response: Response[bool]) -> HttpResponse:
+            if response.answer:
+                return message_response(messages.Status("alive"))
+            return message_response(messages.Status("not ready"), 503)
+
+        return EngineCall(Request(Ready()), format_response)
+
     def ready(self, http: HttpRequest) -> EngineCall[bool, HttpResponse] | HttpResponse:
         return read_readiness(http.params["name"])
 
@@ -97,6 +108,7 @@ def protocol(policy: Policy) -> HttpProtocol:
     routes = (
         Route("POST", "/v1/models/{name}", at.predict, role="infer", calls_handlers=True, operation=messages.PREDICT),
         Route("GET", "/v1/models/{name}", at.ready, role="read", operation=messages.READY),
+        Route("GET", "/", at.alive, health=True, operation=messages.ALIVE),
     )
     errors = error_responses(_STATUS)
     return HttpProtocol("KServe V1", routes, format_error, errors=errors)

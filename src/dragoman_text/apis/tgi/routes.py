@@ -180,8 +180,8 @@ class Tgi:
 
     def health(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
         def reply(response: Response[bool]) -> HttpResponse:
-            if response.answer:  # KServe's client of V1 reads the body of `/`
-                return json_response({"status": "alive"}) if http.path == "/" else HttpResponse(200)
+            if response.answer:
+                return HttpResponse(200)
             return json_response({"error": "unhealthy", "error_type": "healthcheck"}, 503)
 
         return EngineCall(Request(Ready(), http.params.get("model", "")), reply)
@@ -232,7 +232,6 @@ def protocol(policy: Policy) -> HttpProtocol:
     ]
     hub_path = "/models/{model}/{version}"  # of organisation and name
     routes.append(Route("POST", hub_path, at.generate_hub_path, role="infer", operation=messages.GENERATE_OR_STREAM))
-    routes.append(Route("GET", "/", at.health, health=True, operation=messages.HEALTH))
     for base in ("", "/models/{model}"):
         for name, endpoint, operation in (
             ("generate", at.generate, messages.GENERATE),
