@@ -13,6 +13,7 @@ import dragoman
 from console.browser import Browser, needs_chromium, open_page, png
 from console.console_models import (
     HOSTILE,
+    Detector,
     Echo,
     Hostile,
     Mirror,
@@ -29,7 +30,7 @@ from console.console_models import (
 from rest.rest_server import DEFAULTS
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
-MODELS = (Table, energy, decay, Wrong, Parrot, Mirror, Planes, Sizes, Wage, Echo, Hostile)
+MODELS = (Table, energy, decay, Wrong, Parrot, Mirror, Planes, Sizes, Wage, Detector, Echo, Hostile)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
@@ -193,6 +194,17 @@ async def test_a_dropped_picture_becomes_planes_of_floats(browser: Browser) -> N
     await output.locator("td", has_text=normalized).wait_for()
     await page.set_input_files("input[type=file]", upload("notes.png", b"no picture", "image/png"))
     await page.wait_for_selector("text='notes.png' is not a picture that this browser can read")
+
+
+async def test_the_first_request_runs_with_several_free_axes(browser: Browser) -> None:
+    await browser.open("/#/models/Detector")
+    shape = browser.page.get_by_label("shape")
+    assert await shape.input_value() == "1, 3, 32, 32"
+    await browser.press("Run")
+    await browser.has_texts(browser.page.get_by_label("Output sides").locator("td"), ["32", "32"])
+    await shape.fill("")
+    await browser.press("Run")
+    await browser.page.get_by_text("expected shape [-1, 3, -1, -1], got [3072]: type the shape").wait_for()
 
 
 async def test_pixels_that_do_not_fit_the_datatype_are_not_sent(browser: Browser) -> None:
