@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import Handled
 from dragoman.core.errors import InvalidInput
+from dragoman.formats import fast_json
 from dragoman.formats.json_document import parse_json
 from dragoman.formats.policy import Policy
 
@@ -73,5 +72,5 @@ def event_response(event: CloudEvent, model: str, response: Handled) -> Handled:
     if event.is_binary:
         headers = {f"{_PREFIX}{name}": str(value) for name, value in attributes.items()}
         return Handled(response.content, JSON_TYPE, metadata={**response.metadata, **headers})
-    content = orjson.dumps({**attributes, "data": orjson.Fragment(response.content)})
+    content = fast_json.dumps({**attributes, "data": fast_json.Fragment(response.content)})
     return Handled(content, STRUCTURED_TYPE, metadata=response.metadata)

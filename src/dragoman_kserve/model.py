@@ -10,7 +10,6 @@ from contextlib import aclosing
 from typing import Any
 
 import numpy as np
-import orjson
 
 from dragoman.core.calls import Handle, Handled, Infer, Inference, Request
 from dragoman.core.datatypes import datatype
@@ -30,6 +29,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
+from dragoman.formats import fast_json
 from dragoman.formats.json_document import parse_json
 from dragoman.formats.policy import Policy
 from dragoman_kserve.cloud_events import (
@@ -308,7 +308,7 @@ def _to_handled(result: Any, headers: dict[str, str]) -> Handled:
         if length is not None:
             raise InvalidOutput("expected outputs that are not binary in the response to a V1 request")
     try:
-        content = orjson.dumps(result, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+        content = fast_json.dumps(result, any_keys=True)
     except TypeError as error:
         raise InvalidOutput(
             f"expected a response that can be sent as JSON, got {type(result).__name__}: {error}"

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
-import orjson
-
 from dragoman.core.calls import Handle, Handled, Request
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.type_aliases import without_aliases
+from dragoman.formats import fast_json
 from dragoman.formats.json_scan import check_json
 from dragoman_mlserver.mlserver.handlers import POLICY, PlainRequest, parse_body
 
@@ -231,7 +230,7 @@ def _to_handled(result: Any) -> Handled:
         headers = {k: v for k, v in result.headers.items() if k not in ("content-length", "content-type")}
         return Handled(bytes(result.body), result.headers.get("content-type", ""), result.status_code, headers)
     try:
-        return Handled(orjson.dumps(result, default=_to_plain, option=orjson.OPT_NON_STR_KEYS))
+        return Handled(fast_json.dumps(result, default=_to_plain, any_keys=True))
     except TypeError as error:
         raise InvalidOutput(f"a custom handler gave {type(result).__name__}, which is no JSON: {error}") from error
 

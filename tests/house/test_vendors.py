@@ -4,9 +4,7 @@
 """
 
 import ast
-import io
 import re
-import tokenize
 from pathlib import Path
 
 SERVER = Path(__file__).parents[2] / "src" / "dragoman"
@@ -18,21 +16,16 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Za-z][a-z]*")
 
 def vendors_of(path: Path) -> set[str]:
     """Return the vendors in the identifiers and strings of a module, not in docstrings and comments."""
-    text = path.read_text()
-    docstrings = {
-        node.body[0].value.lineno
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-        and isinstance(node.body[0].value, ast.Constant)
-    }
     found: set[str] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        is_docstring = token.type == tokenize.STRING and token.start[0] in docstrings
-        if token.type in (tokenize.NAME, tokenize.STRING) and not is_docstring:
-            found |= {word.lower() for word in WORD.findall(token.string) if VENDORS.fullmatch(word)}
-            found |= {name.lower() for name in ("MLServer", "vLLM") if name.lower() in token.string.lower()}
+    for node in ast.walk(ast.parse(path.read_text())):
+        # Also docstrings and other strings that are a statement, whose constant is no longer reached then.
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None
+        for _, value in ast.iter_fields(node):
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str):
+                    found |= {word.lower() for word in WORD.findall(text) if VENDORS.fullmatch(word)}
+                    found |= {name for name in ("mlserver", "vllm") if name in text.lower()}
     return found
 
 

@@ -5,7 +5,6 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
-import orjson
 
 from dragoman.client import errors
 from dragoman.client.http import compress
@@ -14,6 +13,7 @@ from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.datatypes import DATATYPES
 from dragoman.core.errors import InvalidInput, InvalidOutput, ServerError
 from dragoman.core.signature import Signature, TensorSpec
+from dragoman.formats import fast_json
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.formats.json_numbers import PARSER_ERRORS
 from dragoman.formats.message import InferenceRequest, InferenceResponse
@@ -100,7 +100,7 @@ class Rest:
         return RemoteCall(self._get("/models"), lambda response: _parse(_Models, response).models)
 
     def index(self, ready: bool) -> RemoteCall[list[IndexEntry]]:
-        return RemoteCall(self._post("/repository/index", (_JSON,), [orjson.dumps({"ready": ready})]), _read_index)
+        return RemoteCall(self._post("/repository/index", (_JSON,), [fast_json.dumps({"ready": ready})]), _read_index)
 
     def load(self, model: str) -> RemoteCall[None]:
         return RemoteCall(self._post(f"/repository/models/{quote(model, '')}/load", (), []), _check_status)
@@ -185,7 +185,7 @@ def _events() -> Callable[[Buffer], Iterator[InferenceResponse]]:
         *events, rest = (rest + bytes(data)).replace(b"\r\n", b"\n").split(b"\n\n")
         for text in map(_data, events):
             if text.startswith(b'{"error"'):
-                raise ServerError(orjson.loads(text)["error"])
+                raise ServerError(fast_json.loads(text)["error"])
             if text and text != b"[DONE]":
                 yield _response(text, None)
 

@@ -1,10 +1,10 @@
-"""JSON with integers of any size: orjson makes doubles of those beyond 64 bits, and does not write them."""
+"""JSON with integers of any size: `fast_json` makes floats of those beyond 64 bits, and does not write them."""
 
 import json
 import re
 from typing import Any
 
-import orjson
+from dragoman.formats import fast_json
 
 # Texts without such a run of digits have no integer beyond 64 bits.
 _LONG_INTEGER = re.compile(rb"[0-9]{19}")
@@ -12,13 +12,13 @@ _LONG_INTEGER = re.compile(rb"[0-9]{19}")
 
 def load_json(text: bytes) -> Any:
     """Parse JSON. Raises ValueError if it is invalid, or has an integer of more digits than Python converts."""
-    value = orjson.loads(text)
+    value = fast_json.loads(text)
     return json.loads(text) if _LONG_INTEGER.search(text) else value
 
 
 def dump_json(value: Any) -> bytes:
     """Serialize a value."""
     try:
-        return orjson.dumps(value)
+        return fast_json.dumps(value)
     except TypeError:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import orjson
 
 from dragoman.core.bytes_tensor import BytesTensor, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers, object_array
+from dragoman.formats import fast_json
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, flatten_lists, parse_array, parse_list, to_array
 from dragoman.formats.json_text import format_numbers
 from dragoman.formats.policy import Policy
@@ -141,7 +141,7 @@ def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool =
 def _nonfinite(where: str, flat: Array, policy: Policy, at_once: bool) -> Any:
     if policy.nonfinite == "literal":
         texts = json.dumps([float(v) for v in flat], separators=(",", ":"))
-        return orjson.Fragment(texts)
+        return fast_json.Fragment(texts)
     lossless = policy.nonfinite == "null" and not np.isinf(flat).any()
     if lossless:
         return format_numbers(flat, at_once)  # orjson writes NaN as null, which is parsed as NaN

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import orjson
-
 from dragoman.core.errors import InvalidInput
+from dragoman.formats import fast_json
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Buffer, Policy
 
@@ -22,6 +21,6 @@ def parse_document(text: Buffer, policy: Policy) -> Any:
 def _parse(text: bytes, policy: Policy, *, elements: bool) -> Any:
     check_json(text, policy, elements=elements)
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        return fast_json.loads(text)
+    except fast_json.JSONDecodeError as error:
         raise InvalidInput(f"the request body is not valid JSON: {error}") from error

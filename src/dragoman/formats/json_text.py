@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 
 from dragoman.core.datatypes import Array
+from dragoman.formats import fast_json
 from dragoman.formats.policy import Buffer
 
 _CHUNK_ELEMENTS = 1 << 14  # performance only: serialized at a time
@@ -26,13 +26,13 @@ def json_chunks(value: Any) -> tuple[Buffer, ...]:
     """Serialize a value that may contain LongText and NumPy arrays; return consecutive buffers."""
     texts: list[LongText] = []
 
-    def mark(each: Any) -> orjson.Fragment:
+    def mark(each: Any) -> fast_json.Fragment:
         if not isinstance(each, LongText):
             raise TypeError(f"not serializable to JSON: {type(each).__name__}")
         texts.append(each)
-        return orjson.Fragment(_MARK)
+        return fast_json.Fragment(_MARK)
 
-    document = orjson.dumps(value, default=mark, option=orjson.OPT_SERIALIZE_NUMPY)
+    document = fast_json.dumps(value, default=mark)
     if not texts:
         return (document,)
     first, *others = document.split(_MARK)
@@ -53,7 +53,7 @@ def format_nested(array: Array) -> LongText:
 def _nested_chunks(array: Array) -> list[Buffer]:
     if array.size <= _CHUNK_ELEMENTS or array.ndim == 0:
         wide = array.astype(np.float64) if array.dtype.kind == "f" else array
-        return [orjson.dumps(np.ascontiguousarray(wide) if wide.ndim else wide[()], option=orjson.OPT_SERIALIZE_NUMPY)]
+        return [fast_json.dumps(np.ascontiguousarray(wide) if wide.ndim else wide[()])]
     chunks: list[Buffer] = [b"["]
     rows = _CHUNK_ELEMENTS * len(array) // array.size
     if rows:
@@ -77,7 +77,7 @@ def format_numbers(flat: Array, at_once: bool = False) -> Any:
         return flat
     chunks: list[Buffer] = [b"["]
     for at in range(0, flat.size, _CHUNK_ELEMENTS):
-        text = orjson.dumps(flat[at : at + _CHUNK_ELEMENTS], option=orjson.OPT_SERIALIZE_NUMPY)
+        text = fast_json.dumps(flat[at : at + _CHUNK_ELEMENTS])
         chunks += (memoryview(text)[1:-1], b",")
     chunks[-1] = b"]"
     return LongText(chunks)

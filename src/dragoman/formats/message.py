@@ -4,17 +4,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import orjson
-
 from dragoman.core.datatypes import BYTES, Array, datatype
 from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.formats import fast_json
 from dragoman.formats.body import parse_parameters, parse_request, parse_response, serialize_tensors, split_body
 from dragoman.formats.json_data import tensor_from_json
 from dragoman.formats.policy import Buffer, Policy
 
 # Limits protect servers; clients and models trust the messages that they parse here.
 _POLICY = Policy(max_json_values=1 << 62, max_json_bytes=1 << 62, max_bytes_elements=1 << 31)
-_NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,19 +110,19 @@ class InferenceRequest:
     def to_json(self) -> bytes:
         """Return JSON. Raises NotSupported if JSON cannot carry an element."""
         inputs, _ = serialize_tensors(self.tensors, lambda _: False, _POLICY, "input", at_once=True)
-        return orjson.dumps(self._with_fields(inputs, self.parameters), option=_NUMPY)
+        return fast_json.dumps(self._with_fields(inputs, self.parameters))
 
     def to_binary(self, *, binary_output: bool = True) -> tuple[list[Buffer], int]:
         """Return the buffers of a body in binary form, and the length of its JSON for the header."""
         inputs, blobs = serialize_tensors(self.tensors, lambda _: True, _POLICY, "input")
         parameters = {**self.parameters, **({"binary_data_output": True} if binary_output else {})}
-        head = orjson.dumps(self._with_fields(inputs, parameters), option=_NUMPY)
+        head = fast_json.dumps(self._with_fields(inputs, parameters))
         return [head, *blobs], len(head)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Parse plain JSON values. Raises InvalidInput."""
-        return cls.from_json(orjson.dumps(values))
+        return cls.from_json(fast_json.dumps(values))
 
     @classmethod
     def from_json(cls, text: Buffer, header_length: str | None = None) -> Self:
@@ -177,12 +175,12 @@ class InferenceResponse:
     def to_json(self) -> bytes:
         """Return JSON. Raises NotSupported if JSON cannot carry an element."""
         outputs, _ = serialize_tensors(self.tensors, lambda _: False, _POLICY, at_once=True)
-        return orjson.dumps(self._with_fields(outputs), option=_NUMPY)
+        return fast_json.dumps(self._with_fields(outputs))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Parse plain JSON values. Raises InvalidInput."""
-        return cls.from_json(orjson.dumps(values))
+        return cls.from_json(fast_json.dumps(values))
 
     @classmethod
     def from_json(cls, text: Buffer, header_length: str | None = None) -> Self:

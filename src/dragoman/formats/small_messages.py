@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import orjson
 
 from dragoman.core.calls import Inference
 from dragoman.core.datatypes import BYTES, DATATYPES, Array, Datatype
 from dragoman.core.sizes import INLINE
 from dragoman.core.tensor import Tensor
+from dragoman.formats import fast_json
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor
 
@@ -73,7 +73,6 @@ def _join_rows(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:
 
 # --- serializing -------------------------------------------------------------------------------------------------
 
-_NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _MAX_CACHED = 512
 _TensorKey = tuple[str, str, tuple[int, ...]]  # name, datatype and shape of an output
 
@@ -87,7 +86,7 @@ def serialize_small_response(response: Inference, model: str, version: str, id_:
     if response.parameters or response.metadata:
         return None
     start = _starts.get((model, version)) or _start(model, version)
-    parts = [b"{", start] if id_ is None else [b'{"id":', orjson.dumps(id_), b",", start]
+    parts = [b"{", start] if id_ is None else [b'{"id":', fast_json.dumps(id_), b",", start]
     outputs, end = response.outputs, b""
     for name in outputs:
         tensor = outputs[name]
@@ -97,7 +96,7 @@ def serialize_small_response(response: Inference, model: str, version: str, id_:
         head = _json_heads.get((name, tensor.datatype.name, data.shape)) or _json_head(name, tensor)
         if not head:
             return None
-        text = orjson.dumps(data.ravel(), option=_NUMPY)
+        text = fast_json.dumps(data.ravel())
         if b"n" in text:  # null: NaN or an infinity
             return None
         parts += (end, head, text)
@@ -114,7 +113,7 @@ def serialize_binary_response(
     if response.parameters or response.metadata or not response.outputs:
         return None
     start = _starts.get((model, version)) or _start(model, version)
-    id_text = b"" if id_ is None else b'"id":%b,' % orjson.dumps(id_)
+    id_text = b"" if id_ is None else b'"id":%b,' % fast_json.dumps(id_)
     heads: list[bytes] = []
     blobs: list[Buffer] = []
     size, outputs = 0, response.outputs
@@ -135,7 +134,7 @@ def serialize_binary_response(
 def _start(model: str, version: str) -> bytes:
     """Return the fields of a response after its id, up to its outputs."""
     fields = {"model_name": model, "model_version": version} if version else {"model_name": model}
-    return add_to_cache(_starts, (model, version), orjson.dumps({**fields, "outputs": []})[1:-2])
+    return add_to_cache(_starts, (model, version), fast_json.dumps({**fields, "outputs": []})[1:-2])
 
 
 def _json_head(name: str, tensor: Tensor) -> bytes:
@@ -143,7 +142,7 @@ def _json_head(name: str, tensor: Tensor) -> bytes:
     if tensor.datatype is BYTES or tensor.datatype.wire_view is not None or tensor.data.size > SMALL_ELEMENTS:
         return b""
     fields = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape, "data": None}
-    text = orjson.dumps(fields).removesuffix(b"null}")
+    text = fast_json.dumps(fields).removesuffix(b"null}")
     return add_to_cache(_json_heads, (name, tensor.datatype.name, tensor.shape), text)
 
 
@@ -153,7 +152,7 @@ def _binary_head(name: str, tensor: Tensor) -> bytes:
         return b""
     size = {"binary_data_size": tensor.data.nbytes}
     fields = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape, "parameters": size}
-    return add_to_cache(_binary_heads, (name, tensor.datatype.name, tensor.shape), orjson.dumps(fields))
+    return add_to_cache(_binary_heads, (name, tensor.datatype.name, tensor.shape), fast_json.dumps(fields))
 
 
 def add_to_cache(cache: dict[Any, bytes], key: Any, text: bytes) -> bytes:

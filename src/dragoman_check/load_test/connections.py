@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httptools
-import orjson
 
+from dragoman.formats import fast_json
 from dragoman_check.load_test.jobs import RequestJob
 
 
@@ -185,6 +185,6 @@ def _parse_line(line: bytes) -> Any:
     if not line.startswith(b"{"):
         return None
     try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
+        return fast_json.loads(line)
+    except fast_json.JSONDecodeError:
         return None

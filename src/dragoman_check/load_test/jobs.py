@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import orjson
-
 from dragoman.core.errors import InvalidInput
+from dragoman.formats import fast_json
 from dragoman_check.conformance import umbridge
 from dragoman_check.conformance.clauses import ClauseFailed, NotOffered, NotTried
 from dragoman_check.conformance.samples import SampleTensor, sample_of, samples_of_request
@@ -65,7 +64,9 @@ def make_job(target: Target, protocol: str, options: Options) -> RequestJob:
 
 def _rest(target: Target, protocol: str, options: Options) -> RequestJob:
     body = (
-        _file(options) if options.file else orjson.dumps({"inputs": [s.as_json() for s in _samples(target, options)]})
+        _file(options)
+        if options.file
+        else fast_json.dumps({"inputs": [s.as_json() for s in _samples(target, options)]})
     )
     return _http(target, protocol, f"/v2/models/{quote(options.model, safe='')}/infer", body)
 
@@ -78,7 +79,7 @@ def _binary(target: Target, protocol: str, options: Options) -> RequestJob:
         entry = sample.as_json()
         del entry["data"]
         inputs.append(entry | {"parameters": {"binary_data_size": len(part)}})
-    text = orjson.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}})
+    text = fast_json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}})
     path = f"/v2/models/{quote(options.model, safe='')}/infer"
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(text))}
     return _http(target, protocol, path, text + b"".join(parts), headers)
@@ -102,14 +103,14 @@ def _umbridge(target: Target, protocol: str, options: Options) -> RequestJob:
     if not function.point:
         raise InvalidInput(f"'{options.model}' cannot be evaluated at the points tried; give a request with --input")
     body = {"name": options.model, "input": function.point, "config": target.config}
-    return _http(target, protocol, "/Evaluate", orjson.dumps(body))
+    return _http(target, protocol, "/Evaluate", fast_json.dumps(body))
 
 
 def _text(paths: Sequence[str], bodies: Callable[[Options], Sequence[Mapping[str, Any]]], has_text: HasText) -> Any:
     """Return a maker of streamed text generation requests: the first path and body that the server accepts."""
 
     def make(target: Target, protocol: str, options: Options) -> RequestJob:
-        contents = [_file(options)] if options.file else [orjson.dumps(body) for body in bodies(options)]
+        contents = [_file(options)] if options.file else [fast_json.dumps(body) for body in bodies(options)]
         reasons = []
         for path in (each.format(quote(options.model, safe="")) for each in paths):
             for content in contents:

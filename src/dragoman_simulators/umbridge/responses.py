@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import orjson
 
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidOutput
 from dragoman.core.tensor import Tensor
+from dragoman.formats import fast_json
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS
 from dragoman.formats.json_text import format_numbers, json_chunks
 from dragoman.formats.policy import Policy
@@ -103,7 +103,7 @@ def serialize_evaluation(outputs: Mapping[str, Tensor], policy: Policy) -> bytes
         size += vector.size
         flat.append(vector if vector.dtype is _FLOAT64 else vector.astype(np.float64))
     if size <= _FEW:
-        text = orjson.dumps({"output": flat}, option=orjson.OPT_SERIALIZE_NUMPY)
+        text = fast_json.dumps({"output": flat})
         if b"null" not in text:  # NaN and infinities
             return text
     return _serialize([format_vector(outputs[name].data, f"output '{name}'", policy) for name in outputs])
@@ -136,8 +136,8 @@ def format_vector(array: Array, where: str, policy: Policy) -> Any:
         raise InvalidOutput(f"{where}: element {index} is {flat[index]}, which JSON cannot carry")
     literal = policy.nonfinite == "literal"
     words = [_word(float(value), literal=literal) for value in special]
-    parts = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY).split(b"null")
-    return orjson.Fragment(b"".join(p + w for p, w in zip(parts, [*words, b""], strict=True)))
+    parts = fast_json.dumps(flat).split(b"null")
+    return fast_json.Fragment(b"".join(p + w for p, w in zip(parts, [*words, b""], strict=True)))
 
 
 def _word(value: float, *, literal: bool) -> bytes:

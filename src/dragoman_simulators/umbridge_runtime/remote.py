@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
-import orjson
 
 from dragoman.client.errors import ServerUnreachable
 from dragoman.client.http_sync import connect_transport, run_blocking
@@ -25,6 +24,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.vector_binding import config_key
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
+from dragoman.formats import fast_json
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.system.trace_context import trace_headers
 from dragoman_simulators.umbridge.responses import format_vector, parse_output
@@ -301,7 +301,7 @@ class RemoteFunction(VectorFunction):
             "input": [format_vector(v, f"input[{i}]", _POLICY) for i, v in enumerate(inputs)],
             "config": self._config | dict(config),
         }
-        text = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        text = fast_json.dumps(body)
         return parse_output(self._send(f"/{verb}", text), several=several)
 
     def _read_sizes(self, verb: str, key: str, config: Config) -> list[int]:
@@ -316,7 +316,7 @@ class RemoteFunction(VectorFunction):
         return self._sizes[cache_key]
 
     def _json(self, path: str, body: Mapping[str, Any] | None, timeout_s: float = 0.0) -> Mapping[str, Any]:
-        text = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        text = None if body is None else fast_json.dumps(body)
         text = self._send(path, text, timeout_s)
         try:
             value = json.loads(text)

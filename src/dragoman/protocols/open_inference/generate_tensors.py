@@ -4,12 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import Infer, Inference, ModelDescription, Response
 from dragoman.core.datatypes import BOOL, BYTES
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Shape, TensorSpec
+from dragoman.formats import fast_json
 from dragoman.formats.body import parse_request, serialize_tensors
 from dragoman.formats.json_text import json_chunks
 from dragoman.protocols.open_inference.extensions import check_counts
@@ -144,4 +143,4 @@ def _value(data: Any, shape: tuple[int, ...]) -> Any:
     if count != 1:
         return data
     text: Buffer = b"".join(json_chunks(data))
-    return orjson.Fragment(bytes(text)[1:-1])
+    return fast_json.Fragment(bytes(text)[1:-1])

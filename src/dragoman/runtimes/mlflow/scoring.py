@@ -8,10 +8,9 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import Handled
 from dragoman.core.errors import InvalidInput
+from dragoman.formats import fast_json
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 
@@ -70,8 +69,8 @@ def _check_table(body: bytes) -> None:
     """Raise InvalidInput for JSON of a table in which most cells are missing. MLflow rejects what is not JSON."""
     try:
         try:
-            value = orjson.loads(body)
-        except orjson.JSONDecodeError:  # also for NaN, which MLflow takes
+            value = fast_json.loads(body)
+        except fast_json.JSONDecodeError:  # also for NaN, which MLflow takes
             value = json.loads(body)
     except (ValueError, RecursionError):
         return

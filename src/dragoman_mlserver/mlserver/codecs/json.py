@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import orjson
 
+from dragoman.formats import fast_json
 from dragoman_mlserver.mlserver.codecs.adapted import decode_str
 
 ListElement = bytes | str
@@ -24,11 +24,11 @@ def as_list(payload: ListPayload) -> Iterator[ListElement]:
 
 def encode_to_json_bytes(v: Any) -> bytes:
     """Return a value as JSON; bytes are text, NaN and infinities are null."""
-    return orjson.dumps(v, default=_text)
+    return fast_json.dumps(v, default=_text)
 
 
 def decode_from_bytelike_json_to_dict(v: bytes | str) -> dict[str, Any]:
-    value: dict[str, Any] = orjson.loads(v)
+    value: dict[str, Any] = fast_json.loads(v)
     return value
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import (
     AdapterNotFound,
@@ -27,6 +25,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.sampling import MODEL_DEFAULTS, InvalidValueError, ValueKind, flag, format_value, integer, number
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
+from dragoman.formats import fast_json
 from dragoman.protocols.parameters import (
     GUIDED,
     RESPONSE_FORMAT,
@@ -267,8 +266,8 @@ class Envelope:
         start = self._starts.get(model)
         if start is None:
             start = self._starts[model] = event(self.around(model, ())).removesuffix(_NO_CHOICES)
-        end = b"]," + orjson.dumps(more)[1:] + b"\n\n" if more else b"]}\n\n"
-        return b"%b%b%b" % (start, orjson.dumps(choice), end)
+        end = b"]," + fast_json.dumps(more)[1:] + b"\n\n" if more else b"]}\n\n"
+        return b"%b%b%b" % (start, fast_json.dumps(choice), end)
 
     def ending(self, model: str, usage: TokenUsage) -> bytes:
         """Format the last chunk of a stream, with the usage of all of it."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 from msgspec import structs
 
 from dragoman.core.calls import Embed, Embedded, Generate, ModelDescription, Response
@@ -12,6 +11,7 @@ from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, text
 from dragoman.core.text import Generation, Text, Token
 from dragoman.core.text_limits import MAX_TEXTS
+from dragoman.formats import fast_json
 from dragoman.protocols.parameters import (
     Parameter,
     build_request,
@@ -60,7 +60,7 @@ def parse_embeddings_request(
 
     def reply(response: Response[Embedded]) -> HttpResponse:
         vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
-        value = orjson.dumps(vectors if isinstance(inputs, list) else vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
+        value = fast_json.dumps(vectors if isinstance(inputs, list) else vectors[0])
         return HttpResponse(200, (value,), (JSON_TYPE, *ignored_header(unknown)))
 
     def format_error(error: DragomanError) -> HttpResponse:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import orjson
 
 from dragoman.core.calls import (
     Describe,
@@ -25,6 +24,7 @@ from dragoman.core.record_calls import KeepLoaded, ListLoaded, LoadedModel
 from dragoman.core.sampling import format_value
 from dragoman.core.text import TEMPLATE_TEXT, Generation, Prompt
 from dragoman.core.text_limits import MAX_TEXTS
+from dragoman.formats import fast_json
 from dragoman.protocols.parameters import build_request, object_body
 from dragoman.protocols.wire import (
     JSON_TYPE,
@@ -168,7 +168,7 @@ class Ollama:
                 "load_duration": begun_ns - started_ns,
                 "prompt_eval_count": response.answer.tokens,
             }
-            result = orjson.dumps(format_vectors(vectors, common), option=orjson.OPT_SERIALIZE_NUMPY)
+            result = fast_json.dumps(format_vectors(vectors, common))
             return HttpResponse(200, (result,), (JSON_TYPE, *parameters.headers))
 
         def load(response: Response[ModelDescription]) -> HttpResponse:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import orjson
 
 from dragoman.core.calls import (
     DescribeModels,
@@ -23,6 +22,7 @@ from dragoman.core.calls import (
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer, text, truncation_side
 from dragoman.core.text_limits import MAX_TEXTS
+from dragoman.formats import fast_json
 from dragoman.protocols.parameters import (
     Parameter,
     anything,
@@ -109,7 +109,7 @@ def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model
         ]
         usage = {"prompt_tokens": response.answer.tokens, "total_tokens": response.answer.tokens}
         result = {"object": "list", "data": value, "model": response.model, "usage": usage}
-        body = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
+        body = fast_json.dumps(result)
         return HttpResponse(200, (body,), (JSON_TYPE, *parameters.headers))
 
     return EngineCall(build_request(call, http, policy, model), reply, parameters.error_formatter(write_error))

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 
 from dragoman.core.calls import Describe, Embed, Embedded, ModelDescription, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, RateLimited
 from dragoman.core.sampling import InvalidValueError, ValueKind, flag, format_value, integer, text, truncation_side
 from dragoman.core.scoring import Score, Scored
 from dragoman.core.text_limits import MAX_TEXTS
+from dragoman.formats import fast_json
 from dragoman.protocols.parameters import (
     Parameter,
     ParsedParameters,
@@ -169,7 +169,7 @@ class Scoring:
             vectors = np.asarray(response.answer.vectors.data, np.float32)
             vectors = vectors if size is None else shorten_vectors(vectors, size, normalizes=normalizes)
             vectors = normalize_vectors(vectors) if normalizes else vectors
-            value = orjson.dumps(vectors, option=orjson.OPT_SERIALIZE_NUMPY)
+            value = fast_json.dumps(vectors)
             return HttpResponse(200, (value,), (JSON_TYPE, *parameters.headers))
 
         def then(model: str) -> EndpointResult:

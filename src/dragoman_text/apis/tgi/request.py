@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, integer, number, text, texts
 from dragoman.core.text import Chat, Generation, RawPrompt, Sampling, Text, Token
 from dragoman.core.text_limits import TGI_BEST_OF, TGI_INPUTS, TGI_STOPS, TGI_TOP
+from dragoman.formats import fast_json
 from dragoman.protocols.parameters import (
     GRAMMAR,
     Parameter,
@@ -303,7 +302,7 @@ class TgiFormatter:
 
 def event(value: Any) -> bytes:
     """Format a server-sent event as TGI does, without a space after the colon."""
-    return b"data:" + orjson.dumps(value) + b"\n\n"
+    return b"data:" + fast_json.dumps(value) + b"\n\n"
 
 
 def _tokens(text: Text) -> list[dict[str, Any]]:
