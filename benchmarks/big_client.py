@@ -188,7 +188,7 @@ class _Call:
             case frames.DATA:
                 self._data(payload)
             case frames.WINDOW_UPDATE:
-                self._widen({number: frames.word(bytes(payload))})
+                self._widen({number: int.from_bytes(payload)})
             case frames.SETTINGS if not flags & frames.ACK:
                 window = dict(frames.read_settings(bytes(payload))).get(frames.INITIAL_WINDOW_SIZE, self._first)
                 self._widen({1: window - self._first})

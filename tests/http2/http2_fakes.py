@@ -150,7 +150,7 @@ class Wire:
 
     def still_responds(self) -> bool:
         """Return whether another request gets a response."""
-        number = self.connection.streams.last + 2 if self.connection.streams.last else 1
+        number = self.connection.last + 2 if self.connection.last else 1
         self.read()
         self.headers(number).data(number, b"still", ended=True)
         return self.response_body(number) == b"still"

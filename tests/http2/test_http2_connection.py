@@ -24,7 +24,7 @@ def test_a_response_has_headers_body_and_trailers() -> None:
     assert wire.decoder.decode(received[0].data) == [(":status", "200")]
     assert received[1].data == b"abc"
     assert wire.decoder.decode(received[2].data) == [("done", "yes")]
-    assert not wire.connection.streams.open
+    assert not wire.connection.streams
 
 
 def test_concurrent_requests_without_body() -> None:
@@ -583,7 +583,7 @@ def test_the_rest_of_a_frame_is_skipped_once_its_stream_has_ended(caplog: pytest
     wire = Wire()
     wire.headers(1)
     wire.send(frames.frame(frames.DATA, 0, 1, b"x" * 100)[:60])
-    wire.connection.streams.abort(wire.connection.streams.open[1], frames.CANCEL)
+    wire.connection.abort(wire.connection.streams[1], frames.CANCEL)
     assert wire.frame_names() == ["RstStream"]
     wire.send(b"x" * 49)
     assert wire.frame_names() == []

@@ -92,7 +92,7 @@ def test_random_frames_raise_no_exception(data: list[tuple[int, int, int, bytes]
         wire.send(frame(*one))
     wire.connection.on_connection_lost()
     assert all(li.ended or li.code is not None for li in wire.service.handlers)
-    assert not wire.connection.streams.open
+    assert not wire.connection.streams
 
 
 @settings(deadline=None)
@@ -104,7 +104,7 @@ def test_changed_bytes_raise_no_exception(seed: int) -> None:
         data[dice.randrange(24, len(data))] = dice.randrange(256)
     wire = Wire(with_preface=False).send(bytes(data))
     wire.connection.on_connection_lost()
-    assert not wire.connection.streams.open
+    assert not wire.connection.streams
 
 
 @settings(deadline=None)

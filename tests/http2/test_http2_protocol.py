@@ -101,16 +101,16 @@ async def test_streams_that_wait_for_their_turn_are_not_reset(monkeypatch: pytes
         connection.begin(client.headers_frame(number))
         for part in range(10):
             connection.begin(frames.frame(frames.DATA, int(part == 9), number, bytes(10_000)))
-    assert len(connection.connection.streams.open) == 10
+    assert len(connection.connection.streams) == 10
     for _ in range(30):  # a stream has its turn every 100 s
         now_s += 10.0
         connection.begin(frames.window_update(0, 2000))
         connection.check_timeouts(now_s)
-        assert len(connection.connection.streams.open) == 10
+        assert len(connection.connection.streams) == 10
     connection.check_timeouts(now_s + 59.0)
-    assert len(connection.connection.streams.open) == 10
+    assert len(connection.connection.streams) == 10
     connection.check_timeouts(now_s + 61.0)
-    assert not connection.connection.streams.open
+    assert not connection.connection.streams
 
 
 class SlowService(EchoService):

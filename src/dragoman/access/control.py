@@ -63,10 +63,11 @@ class AccessControl:
     def __init__(self, rules: AccessRules) -> None:
         self._rules = rules
         self.tokens = rules.tokens
-        self._open_roles: frozenset[str] = frozenset() if rules.needs_credentials else frozenset(("infer", "read"))
+        # What needs no credential.
+        self.open_roles: frozenset[str] = frozenset() if rules.needs_credentials else frozenset(("infer", "read"))
         is_local_only = rules.control_loopback and not rules.control_open
         if not (rules.needs_credentials or rules.control_token or is_local_only):
-            self._open_roles |= {"admin"}  # the engine rejects it unless `control_open` is set
+            self.open_roles |= {"admin"}  # the engine rejects it unless `control_open` is set
         self._grants: dict[bytes, Grant] = {}
         # Without keys its requests share their state with those of everyone else.
         owner = "control_token" if rules.needs_credentials else ""
@@ -100,7 +101,7 @@ class AccessControl:
 
     def is_guarded(self, role: Role) -> bool:
         """Return whether requests that need the role need a credential."""
-        return role not in self._open_roles
+        return role not in self.open_roles
 
     def _increment_version(self) -> None:
         self.version += 1
@@ -154,7 +155,7 @@ class AccessControl:
         `address` returns the client's address; it is called only if the credential is not a known key. `where`: what is
         requested, for the audit log.
         """
-        if role in self._open_roles:
+        if role in self.open_roles:
             return ANONYMOUS
         credential, name = bearer_token(headers), ""
         try:
@@ -221,7 +222,7 @@ class AccessControl:
         self.failures.add(client, reason)
 
     def _unauthorized_error(self, why: str) -> DragomanError:
-        return Unauthorized(_CONTROL_EXPECTED if self._open_roles else f"{why}; {_EXPECTED}")
+        return Unauthorized(_CONTROL_EXPECTED if self.open_roles else f"{why}; {_EXPECTED}")
 
     def families(self) -> tuple[Family, ...]:
         """Return the metrics of denied requests."""

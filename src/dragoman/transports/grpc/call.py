@@ -127,8 +127,6 @@ class CallServer(Protocol):
     executor: MessageExecutor
     running: Running
 
-    def enter(self, call: "GrpcCall") -> None: ...
-
     def leave(self, call: "GrpcCall") -> None: ...
 
 
@@ -171,8 +169,7 @@ class GrpcCall:
         self._has_started = self._is_closed = self._has_left = False
         self._size = self._counted = 0
         self._message_size = 0  # bytes received of the current message
-        self._began_s = 0.0
-        server.enter(self)
+        self._began_s = server.loop.time()  # of the message that is expected
 
     # --- messages ------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,7 @@
 """Route HTTP/2 streams to gRPC calls, count the calls, and limit them per server, client and connection."""
 
 import asyncio
-import math
 import ssl
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -12,7 +10,7 @@ from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.control import AccessControl
 from dragoman.core.errors import DragomanError
 from dragoman.engine.call_handler import CallHandler
-from dragoman.protocols.wire import GrpcProtocol, Role
+from dragoman.protocols.wire import GrpcProtocol
 from dragoman.system.request_context import Context, new_context, running_in_thread
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
@@ -62,55 +60,6 @@ class ConnectionCalls:
         self.health_checks = 0
 
 
-class Admission:
-    """Counts the calls under way. A call counts until its work has ended, also if its client has left before."""
-
-    __slots__ = ("_addresses", "_calls", "_max_calls", "_max_calls_per_address", "_rejected")
-
-    def __init__(self, limits: Limits, rejected: Counter[str]) -> None:
-        self._rejected = rejected
-        self._max_calls = limits.max_grpc_calls
-        self._max_calls_per_address = limits.max_grpc_calls_per_address or math.inf
-        self._calls = 0
-        # An address is forgotten with the last connection from there.
-        self._addresses: WeakValueDictionary[str, AddressCalls] = WeakValueDictionary()
-
-    def enter(self, connection: StreamConnection, health: bool) -> GrpcError | None:
-        """Count a further call of this connection; return the error if it is rejected."""
-        of: ConnectionCalls | None = connection.calls
-        if of is None:
-            of = connection.calls = ConnectionCalls(self._addresses.setdefault(connection.address, AddressCalls()))
-        if health:
-            if of.health_checks >= MAX_HEALTH_CALLS:
-                return self._reject(f"this connection has {MAX_HEALTH_CALLS} health checks under way already")
-            of.health_checks += 1
-            return None
-        if connection.reserved:
-            return self._reject(TOO_MANY_CONNECTIONS.message, "UNAVAILABLE")
-        if self._calls >= self._max_calls:
-            return self._reject(f"the server has {self._max_calls} calls under way already (max_grpc_calls)")
-        address = of.address
-        if address.calls >= self._max_calls_per_address:
-            most = self._max_calls_per_address
-            return self._reject(f"this address has {most} calls under way already (max_grpc_calls_per_address)")
-        self._calls += 1
-        address.calls += 1
-        return None
-
-    def leave(self, connection: StreamConnection, health: bool) -> None:
-        """A call that was counted has ended."""
-        of: ConnectionCalls = connection.calls
-        if health:
-            of.health_checks -= 1
-        else:
-            self._calls -= 1
-            of.address.calls -= 1
-
-    def _reject(self, message: str, status: str = "RESOURCE_EXHAUSTED") -> GrpcError:
-        self._rejected["grpc_calls"] += 1
-        return GrpcError(status, message)
-
-
 _LOOP_LATE = GrpcError("UNAVAILABLE", LOOP_LATE.message, retry_metadata(1.0))
 _NOT_GRPC = encode_fields([(b":status", b"415"), (b"content-length", b"0")])
 
@@ -143,7 +92,9 @@ class GrpcCalls:
             protocol = handler.protocol or path.split("/")[1]
             executor.counters.statuses(protocol, CODES, is_health=handler.health)
         self._calls: set[GrpcCall] = set()
-        self._admission = Admission(limits, executor.counters.rejected)
+        self._running_calls = 0  # without health checks
+        # An address is forgotten with the last connection from there.
+        self._addresses: WeakValueDictionary[str, AddressCalls] = WeakValueDictionary()
         self._idle: asyncio.Future[None] | None = None
 
     # --- streams -------------------------------------------------------------------------------------------------
@@ -156,13 +107,17 @@ class GrpcCalls:
         call_headers: CallHeaders | None = headers.note[0]
         if call_headers is None:
             return self._other(stream, headers, ended)
-        error, handler = call_headers.error, call_headers.handler
-        if error is None and handler is not None and not handler.health and self._needs_check(handler.role):
-            try:
-                call_headers = self._authorize_again(call_headers, headers, stream.connection)
-            except GrpcError as denied:
-                error = denied
-        error = error or self._shed(call_headers) or self._admission.enter(stream.connection, call_headers.health)
+        error, handler, access = call_headers.error, call_headers.handler, self._access
+        if error is None and handler is not None and not handler.health:
+            # The rules for web pages do not hold: browsers cannot send a call.
+            if access is not None and (handler.role == "admin" or handler.role not in access.open_roles):
+                try:
+                    call_headers = self._authorize_again(access, call_headers, headers, stream.connection)
+                except GrpcError as denied:
+                    error = denied
+            if error is None and handler.role == "infer" and self.executor.loop_delay.rejects():
+                error = _LOOP_LATE
+        error = error or self._admit(stream.connection, health=call_headers.health)
         if error is not None:
             return self._reject(stream, call_headers, error)
         record = None
@@ -170,6 +125,7 @@ class GrpcCalls:
             record = self._observe(self._observation, call_headers, new_context(call_headers.request_id))
         call_class = UnaryCall if isinstance(call_headers.handler, UnaryHandler) else StreamCall
         call: GrpcCall = call_class(self, stream, call_headers, record)
+        self._calls.add(call)
         if ended:
             call.receive(b"", 0, 0, True)
         return call
@@ -182,17 +138,14 @@ class GrpcCalls:
             record.is_grpc = True
         return record
 
-    def _needs_check(self, role: Role) -> bool:
-        """Return whether a call must be authorized. The rules for web pages do not hold: browsers cannot send one."""
-        return self._access is not None and (role == "admin" or self._access.is_guarded(role))
-
-    def _authorize_again(self, call: CallHeaders, headers: Http2Headers, connection: StreamConnection) -> CallHeaders:
+    def _authorize_again(
+        self, access: AccessControl, call: CallHeaders, headers: Http2Headers, connection: StreamConnection
+    ) -> CallHeaders:
         """Return the headers with the handler for this caller, from the last call with these headers if that holds.
 
         Raises GrpcError.
         """
-        access, note = self._access, headers.note
-        assert access is not None
+        note = headers.note
         if len(note) > 1 and access.is_current(note[1], note[2]):
             authorized: CallHeaders = note[3]
             return authorized
@@ -219,11 +172,6 @@ class GrpcCalls:
             handler = handler.with_engine(engine)
         return replace(call, handler=handler, caller=engine.caller), grant.expires_s
 
-    def _shed(self, call: CallHeaders) -> GrpcError | None:
-        """Return the error of a call for inference if the event loop is too late for it."""
-        is_inference = call.handler is not None and call.handler.role == "infer" and not call.health
-        return _LOOP_LATE if is_inference and self.executor.loop_delay.rejects() else None
-
     def _reject(self, stream: Http2Stream, headers: CallHeaders, error: GrpcError) -> Http2Handler:
         headers.statuses[error.status] += 1
         context = new_context(headers.request_id)
@@ -244,12 +192,40 @@ class GrpcCalls:
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
-    def enter(self, call: GrpcCall) -> None:
-        self._calls.add(call)
+    def _admit(self, connection: StreamConnection, *, health: bool) -> GrpcError | None:
+        """Count a further call of this connection; return the error if it is rejected."""
+        limits, of = self.limits, connection.calls
+        if of is None:
+            of = connection.calls = ConnectionCalls(self._addresses.setdefault(connection.address, AddressCalls()))
+        if health:
+            if of.health_checks >= MAX_HEALTH_CALLS:
+                return self._too_many(f"this connection has {MAX_HEALTH_CALLS} health checks under way already")
+            of.health_checks += 1
+            return None
+        if connection.reserved:
+            return self._too_many(TOO_MANY_CONNECTIONS.message, "UNAVAILABLE")
+        if self._running_calls >= limits.max_grpc_calls:
+            return self._too_many(f"the server has {limits.max_grpc_calls} calls under way already (max_grpc_calls)")
+        address, most = of.address, limits.max_grpc_calls_per_address
+        if most and address.calls >= most:
+            return self._too_many(f"this address has {most} calls under way already (max_grpc_calls_per_address)")
+        self._running_calls += 1
+        address.calls += 1
+        return None
+
+    def _too_many(self, message: str, status: str = "RESOURCE_EXHAUSTED") -> GrpcError:
+        self.executor.counters.rejected["grpc_calls"] += 1
+        return GrpcError(status, message)
 
     def leave(self, call: GrpcCall) -> None:
+        """The work of a call has ended; it counts until then, also if its client has left before."""
         self._calls.discard(call)
-        self._admission.leave(call.connection, call.headers.health)
+        of: ConnectionCalls = call.connection.calls
+        if call.headers.health:
+            of.health_checks -= 1
+        else:
+            self._running_calls -= 1
+            of.address.calls -= 1
         if self._idle is not None and not self._calls and not self._idle.done():
             self._idle.set_result(None)
 

@@ -38,21 +38,13 @@ _pack = prefix.pack
 class UnaryCall(GrpcCall):
     """Starts once its message and the request are complete."""
 
-    __slots__ = ("_message",)
-
-    def __init__(
-        self, server: CallServer, stream: Http2Stream, headers: CallHeaders, record: RequestRecord | None
-    ) -> None:
-        GrpcCall.__init__(self, server, stream, headers, record)  # faster than by `super()`
-        self._message: Buffer | None = None
-        self._began_s = server.loop.time()
+    __slots__ = ()
 
     def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
         if ended and self._messages is None and stop - at >= 5:
             flag, length = _unpack(data, at)
             if flag == 0 and length == stop - at - 5 and length <= self._server.limits.max_body_bytes:
-                if not self._is_closed:
-                    self._start(bytes(data[at + 5 : stop]))  # a small message arrives at once
+                self._start(bytes(data[at + 5 : stop]))  # a small message arrives at once
                 return
         super().receive(data, at, stop, ended)
 
@@ -82,24 +74,22 @@ class UnaryCall(GrpcCall):
 
     # --- the response --------------------------------------------------------------------------------------------
 
-    def _start(self, message: Buffer) -> None:
-        handler: Any = self.headers.handler
-        if self._server.bodies.is_over_limit and not self.headers.health:
-            self.fail(overload_error(self._server.bodies))
-            return
-        backlog = self._stream.connection.backlog
-        if backlog.size > backlog.limit:
-            self._message = message
-            backlog.wait(self._resume)
-        elif len(message) > INLINE:
-            self._server.executor.budget.run(partial(self._answer, handler, message))
-        else:
-            self._answer(handler, message)
-
-    def _answer(self, handler: UnaryHandler, message: Buffer) -> None:
+    def _start(self, message: Buffer, *, is_its_turn: bool = False) -> None:
+        """Answer the message: once the client has read enough, and if it is large, when it is its turn."""
         if self._is_closed:
             return
-        record, headers = self.record, self.headers
+        record, headers, backlog = self.record, self.headers, self.connection.backlog
+        handler: Any = headers.handler
+        if not is_its_turn:
+            if self._server.bodies.is_over_limit and not headers.health:
+                self.fail(overload_error(self._server.bodies))
+                return
+            if backlog.size > backlog.limit:
+                backlog.wait(partial(self._start, message))
+                return
+            if len(message) > INLINE:
+                self._server.executor.budget.run(partial(self._start, message, is_its_turn=True))
+                return
         if record is not None:
             record.received = len(message)
         request = GrpcRequest(message, headers.metadata, self.deadline_s, self.context, headers.caller, record)
@@ -119,12 +109,6 @@ class UnaryCall(GrpcCall):
         finally:
             self._server.running.context = ()
         self._leave()
-
-    def _resume(self) -> None:
-        """Continue once the client has read enough."""
-        message, self._message = self._message, None
-        if not self._is_closed and message is not None:
-            self._start(message)
 
     async def _answer_compressed(self, compressed: Buffer) -> Reply | GrpcResponse:
         handler = self.headers.handler

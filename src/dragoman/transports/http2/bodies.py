@@ -14,33 +14,30 @@ _DIRECT_BYTES = 1 << 13
 
 
 class BodyReceiver:
-    """`left` and `padding` are the bytes of the frame that have not arrived.
+    """Receives one DATA frame after the other, of `stream`, which it ends if `ended`; without a stream it is skipped.
 
-    `fail(stream, error)` is called if a body is not as long as announced or a handler raises.
+    `left` and `padding` are the bytes of the frame that have not arrived. `fail(stream, error)` is called if a body is
+    not as long as announced or a handler raises.
     """
 
-    __slots__ = ("_ended", "_fail", "_stream", "left", "padding")
+    __slots__ = ("_fail", "ended", "left", "padding", "stream")
 
     def __init__(self, fail: Callable[[Http2Stream, Exception], None]) -> None:
         self._fail = fail
-        self._stream: Http2Stream | None = None
-        self._ended = False
+        self.stream: Http2Stream | None = None
+        self.ended = False
         self.left = 0
         self.padding = 0
 
-    def begin(self, stream: Http2Stream | None, size: int, padding: int, *, ended: bool) -> None:
-        """A frame begins; without a stream it is skipped."""
-        self._stream, self.left, self.padding, self._ended = stream, size, padding, ended
-
     def receive(self, data: bytes, at: int, end: int) -> int:
         """Take the payload between `at` and `end`; return where it ends."""
-        stream, left = self._stream, self.left
+        stream, left = self.stream, self.left
         stop = min(end, at + left)
         self.left = left = left - (stop - at)
         if stream is not None:
-            ended = self._ended and not left
+            ended = self.ended and not left
             if not left:
-                self._stream = None
+                self.stream = None
             if ended or stop > at:
                 try:
                     if stream.length >= 0:
@@ -55,24 +52,25 @@ class BodyReceiver:
         return stop + skipped
 
     def end(self, stream: Http2Stream) -> None:
-        self.begin(stream, 0, 0, ended=True)
+        """End the body of a stream without data, by trailers."""
+        self.stream, self.ended = stream, True
         self.receive(b"", 0, 0)
 
     def buffer(self) -> memoryview | None:
         """Return where the next bytes of a large body may be read to; None to pass them to `receive`."""
-        if self.left < _DIRECT_BYTES or self._stream is None:
+        if self.left < _DIRECT_BYTES or self.stream is None:
             return None
-        found: memoryview | None = self._stream.handler.buffer(self.left)
+        found: memoryview | None = self.stream.handler.buffer(self.left)
         return found
 
     def count_filled(self, size: int) -> None:
         """Count bytes that were read to `buffer()`."""
-        stream = self._stream
+        stream = self.stream
         assert stream is not None
         self.left -= size
-        ended = self._ended and not self.left
+        ended = self.ended and not self.left
         if not self.left:
-            self._stream = None
+            self.stream = None
         try:
             if stream.length >= 0:
                 self._check_length(stream, size, ended)
@@ -86,13 +84,8 @@ class BodyReceiver:
         """Count bytes of a body with a content-length. Raises Http2StreamError if the body is not as long."""
         stream.length -= size
         if stream.length < 0 or (ended and stream.length):
-            self._stream = None
+            self.stream = None
             raise Http2StreamError(frames.PROTOCOL_ERROR, "the body is not as long as its content-length")
-
-    def forget(self, stream: Http2Stream) -> None:
-        """Skip what is left of a frame of this stream."""
-        if stream is self._stream:
-            self._stream = None
 
 
 class ReceiveWindows:
@@ -106,8 +99,11 @@ class ReceiveWindows:
         self._left = limits.connection_window
         self._low = limits.connection_window // 2
 
-    def take(self, length: int) -> None:
-        """Count a DATA frame against the connection's window. Raises Http2ConnectionError."""
+    def take(self, length: int, stream: Http2Stream | None) -> None:
+        """Count a DATA frame against the windows of the connection and of its stream, if that is open.
+
+        Raises Http2ConnectionError and Http2StreamError.
+        """
         left = self._left - length
         if left < 0:
             text = "more data than the connection's window allows"
@@ -117,12 +113,10 @@ class ReceiveWindows:
             self._writer.send(frames.window_update(0, full - left))
             left = full
         self._left = left
-
-    def take_stream(self, stream: Http2Stream, length: int) -> None:
-        """Count a DATA frame against its stream's window. Raises Http2StreamError."""
-        stream.window_in -= length
-        if stream.window_in < 0:
-            raise Http2StreamError(frames.FLOW_CONTROL_ERROR, "more data than the stream's window allows")
+        if stream is not None:
+            stream.window_in -= length
+            if stream.window_in < 0:
+                raise Http2StreamError(frames.FLOW_CONTROL_ERROR, "more data than the stream's window allows")
 
     def acknowledge(self, stream: Http2Stream, size: int) -> None:
         """Let the client send as many bytes again, once they are half of the window."""
@@ -139,7 +133,7 @@ class ReceiveWindows:
 
 
 # Bytes passed to the transport before a check whether the client reads them.
-_BATCH_BYTES = 1 << 18
+BATCH_BYTES = 1 << 18
 # Bytes of one stream before the next stream has its turn.
 _TURN_BYTES = 1 << 18
 # A client that makes less room than this at a time counts as not reading.
@@ -173,20 +167,6 @@ class BodySender:
 
     # --- windows -------------------------------------------------------------------------------------------------
 
-    def widen(self, increment: int) -> None:
-        """Widen the connection's window. Raises Http2ConnectionError."""
-        self.window += increment
-        if not increment or self.window > frames.LARGEST_WINDOW:
-            code = frames.FLOW_CONTROL_ERROR if increment else frames.PROTOCOL_ERROR
-            raise Http2ConnectionError(code, f"the connection's window cannot grow by {increment}")
-
-    def widen_stream(self, stream: Http2Stream, increment: int) -> None:
-        """Widen a stream's window. Raises Http2StreamError."""
-        stream.window_out += increment
-        if not increment or stream.window_out > frames.LARGEST_WINDOW:
-            code = frames.FLOW_CONTROL_ERROR if increment else frames.PROTOCOL_ERROR
-            raise Http2StreamError(code, f"a stream's window cannot grow by {increment}")
-
     def set_stream_window(self, size: int, streams: Sequence[Http2Stream]) -> None:
         """Change the initial window of streams, and with it that of open ones. Raises Http2ConnectionError."""
         change = size - self.stream_window
@@ -198,25 +178,6 @@ class BodySender:
                 raise Http2ConnectionError(frames.FLOW_CONTROL_ERROR, text)
 
     # --- bodies --------------------------------------------------------------------------------------------------
-
-    def send_response(
-        self, stream: Http2Stream, headers: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
-    ) -> bool:
-        """Send a whole response at once if there is room for all of it; return whether it was sent."""
-        writer = self._writer
-        if size > self.window or size > stream.window_out or size > writer.max_frame:
-            return False
-        if self.paused or stream.pending or len(headers) + len(trailers) > writer.max_whole_block:
-            return False
-        number = stream.number
-        self.window -= size
-        length = len(headers)
-        start = _pack(length >> 8, length & 0xFF, 1, 4, number) + headers + _pack(size >> 8, size & 0xFF, 0, 0, number)
-        length = len(trailers)
-        writer.add_response((start, *parts, _pack(length >> 8, length & 0xFF, 1, 5, number) + trailers), size)
-        if not writer.is_batching or writer.size > _BATCH_BYTES:
-            writer.flush()
-        return True
 
     def queue(self, stream: Http2Stream, parts: Sequence[Buffer]) -> None:
         """Send these bytes as soon as there is room."""
@@ -269,7 +230,7 @@ class BodySender:
                 waiting.append(stream)
             else:
                 self._sent_all(stream)
-            if writer.size > _BATCH_BYTES:
+            if writer.size > BATCH_BYTES:
                 writer.flush()  # the transport may pause us
         self.backlog.update()
         writer.is_batching = was_batching
@@ -283,7 +244,7 @@ class BodySender:
         while left and stream.pending:
             size = min(left, stream.pending_bytes, writer.max_frame)
             header = _pack(size >> 8, size & 0xFF, frames.DATA, 0, number)
-            writer.add_data(header, _take(stream.pending, size), size)
+            writer.add((header, *_take(stream.pending, size)), size)
             left -= size
             self.window -= size
             stream.window_out -= size

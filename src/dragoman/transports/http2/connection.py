@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.bodies import BodyReceiver, BodySender, ReceiveWindows
+from dragoman.transports.http2.bodies import BATCH_BYTES, BodyReceiver, BodySender, ReceiveWindows
 from dragoman.transports.http2.fields import TABLE_BYTES
 from dragoman.transports.http2.frame_reader import FrameReader, HeaderBlocks, strip_padding
 from dragoman.transports.http2.frames import HEADERS, WINDOW_UPDATE, FrameWriter, Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.limits import Http2Limits, RateLimits
-from dragoman.transports.http2.request import Http2Headers, check_trailers
-from dragoman.transports.http2.stream import Backlog, Buffer, Http2Service, Http2Stream, StreamTable
+from dragoman.transports.http2.request import check_trailers
+from dragoman.transports.http2.stream import Backlog, Buffer, Http2Service, Http2Stream
 
 log = logging.getLogger("dragoman.http2")
 
@@ -22,6 +22,10 @@ _TINY_BYTES = 1 << 10
 # A stream that is reset so soon after it began counts as reset early.
 _EARLY_S = 0.05
 _PING = b"dragoman"
+# Streams that we reset, remembered because frames that were sent before are not errors.
+_MAX_RESETS = 256
+
+_pack = frames.frame_header.pack
 
 
 def _ignore(_size: int) -> None:
@@ -37,7 +41,8 @@ class Http2Connection:
     State: `settled` once the client's SETTINGS arrived, `draining` once either side has sent GOAWAY, `refusing` once no
     new stream is accepted, `is_closed` once the connection has ended. `host` is the address of the client, `address` is
     that by which its calls are counted; on a `reserved` connection only health checks are answered; `calls` belongs to
-    the service. `pings` counts pings and their acknowledgements.
+    the service. `streams` are the open ones by number, and `last` is the highest number that the client has used.
+    `incomplete_since_s` is when the frame or header block began that is incomplete; infinity if there is none.
     """
 
     def __init__(
@@ -54,14 +59,16 @@ class Http2Connection:
         self._close = close
         self.backlog = Backlog(limits.max_unsent, report_unsent)
         self._writer = FrameWriter(sink)
-        self.streams = StreamTable(self._writer, self._stream_removed)
-        self.sender = BodySender(self._writer, self.backlog, self.streams.response_sent, clock())
+        self.streams: dict[int, Http2Stream] = {}
+        self.last = 0
+        self._resets: dict[int, None] = {}
+        self.sender = BodySender(self._writer, self.backlog, self._response_sent, clock())
         self._windows = ReceiveWindows(limits, self._writer)
         self._rates = RateLimits(limits, self._writer, clock)
         self._blocks = HeaderBlocks(limits.max_header_bytes, limits.max_headers)
-        self._body = BodyReceiver(self._handler_failed)
-        self.reader = FrameReader(self, self._body, limits.max_frame, self._blocks.max_block)
-        self._incomplete_since_s = 0.0
+        self.body = BodyReceiver(self._handler_failed)
+        self.reader = FrameReader(self, self.body, limits.max_frame, self._blocks.max_block)
+        self.incomplete_since_s = math.inf
         self.settled = self.is_closed = self.draining = self.refusing = False
         self.host = self.address = ""
         self.reserved = False
@@ -77,9 +84,11 @@ class Http2Connection:
         writer.is_batching = True
         try:
             if filled:
-                self._body.count_filled(filled)
+                self.body.count_filled(filled)
             elif self.reader.read(data) and not self._blocks.is_open:
-                self._incomplete_since_s = self.sender.now_s
+                self.incomplete_since_s = self.sender.now_s
+            elif not (self.reader.unparsed or self._blocks.is_open):
+                self.incomplete_since_s = math.inf
         except Http2ConnectionError as error:
             self.fail(error.code, error.message)
         finally:
@@ -87,13 +96,8 @@ class Http2Connection:
             writer.flush()
 
     def buffer(self) -> memoryview | None:
-        """Return where the client's next bytes may be read to, or None to pass them to `receive`."""
-        body = self._body
-        return None if not body.left or self.reader.unparsed else body.buffer()
-
-    def incomplete_since_s(self) -> float:
-        """Return when the frame or header block began that is incomplete; infinity if there is none."""
-        return self._incomplete_since_s if self.reader.unparsed or self._blocks.is_open else math.inf
+        """Return where the rest of a body, `body.left` bytes, may be read to; None to pass it to `receive`."""
+        return None if self.reader.unparsed else self.body.buffer()
 
     def handle_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         blocks = self._blocks
@@ -104,49 +108,44 @@ class Http2Connection:
         if len(payload) > blocks.max_block:
             self.reader.check_length(kind, len(payload))
         if kind == WINDOW_UPDATE:
-            self._handle_window_update(number, frames.word(payload))
-        elif kind == HEADERS:
-            self._handle_headers(flags, number, payload)
-        else:
+            self._handle_window_update(number, payload)
+        elif kind != HEADERS:
             self._handle_control(kind, flags, number, payload)
+        elif not number & 1:
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"a client cannot open stream {number}")
+        else:
+            block = strip_padding(flags, payload) if flags & 0x28 else payload
+            if flags & frames.END_HEADERS:
+                self._handle_block(number, flags & 1 == 1, block)
+            else:
+                blocks.begin(number, flags & 1 == 1, block)
+                self.incomplete_since_s = self.sender.now_s
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def _handle_headers(self, flags: int, number: int, payload: bytes) -> None:
-        if not number & 1:
-            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"a client cannot open stream {number}")
-        block = strip_padding(flags, payload) if flags & 0x28 else payload
-        if flags & frames.END_HEADERS:
-            self._handle_block(number, flags & 1 == 1, block)
-        else:
-            self._blocks.begin(number, flags & 1 == 1, block)
-            self._incomplete_since_s = self.sender.now_s
-
     def _handle_block(self, number: int, ended: bool, block: bytes) -> None:
+        """Begin the request of a header block, or end one by trailers."""
         streams = self.streams
-        stream = streams.open.get(number)
+        stream = streams.get(number)
         if stream is not None:
             self._handle_trailers(stream, ended, block)
             return
-        if number <= streams.last:
+        if number <= self.last:
             self._blocks.decode(block)  # it may change the dynamic table
-            if not streams.was_reset(number):
+            if number not in self._resets:
                 raise Http2ConnectionError(frames.STREAM_CLOSED, f"stream {number} is closed")
             return
-        streams.last = number
+        self.last = number
         headers = self._blocks.parse_request(block)
-        if len(streams.open) >= self._limits.max_streams or self.refusing:
+        if len(streams) >= self._limits.max_streams or self.refusing:
             raise Http2StreamError(frames.REFUSED_STREAM, "too many streams at a time")
         length = -1 if headers.error is not None else headers.length
         if ended and length > 0:
             raise Http2StreamError(frames.PROTOCOL_ERROR, f"expected {length} bytes, got no body")
         sender = self.sender
         stream = Http2Stream(self, number, length, self._limits.stream_window, sender.stream_window, sender.now_s)
-        streams.open[number] = stream
+        streams[number] = stream
         stream.remote_ended = ended
-        self._start(stream, headers, ended)
-
-    def _start(self, stream: Http2Stream, headers: Http2Headers, ended: bool) -> None:
         try:
             handler = self._service.open(stream, headers, ended)
         except Exception as error:
@@ -162,7 +161,7 @@ class Http2Connection:
         if not ended or too_many is not None:
             raise Http2StreamError(frames.PROTOCOL_ERROR, "expected one block of fields after a body, which ends it")
         check_trailers(fields)
-        self._body.end(stream)
+        self.body.end(stream)
 
     def handle_data(self, flags: int, number: int, length: int, data: bytes, at: int, end: int) -> int:
         """Handle a DATA frame, whose payload begins at `at`, as far as it has arrived; return where that ends."""
@@ -170,22 +169,22 @@ class Http2Connection:
         if flags & frames.PADDED:
             padding = 1 + data[at] if length else 1
             at += 1
-        if self._blocks.is_open or number > self.streams.last or not number & 1:
+        if self._blocks.is_open or number > self.last or not number & 1:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"DATA on stream {number}, which is not open")
         if length > self._limits.max_frame:
             text = f"expected at most {self._limits.max_frame} bytes in a frame"
             raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, text)
         if padding > length:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, "the padding is longer than the frame")
-        self._windows.take(length)
         ended = flags & 1 == 1
-        stream = self.streams.open.get(number)
-        body, accepted = self._body, None
+        stream = self.streams.get(number)
+        body, accepted = self.body, None
         try:
             if stream is None or stream.remote_ended:
+                self._windows.take(length, None)
                 self._check_late_data(number, length)
             else:
-                self._windows.take_stream(stream, length)
+                self._windows.take(length, stream)
                 if length == padding and not ended:
                     self._count_empty_frame()
                 if padding:
@@ -193,14 +192,14 @@ class Http2Connection:
                 accepted = stream
         except Http2StreamError as error:
             self.fail_stream(number, error)
-        body.begin(accepted, length - padding, max(0, padding - 1), ended=ended)
+        body.stream, body.left, body.padding, body.ended = accepted, length - padding, max(0, padding - 1), ended
         return body.receive(data, at, end)
 
     def _check_late_data(self, number: int, length: int) -> None:
         """DATA on a stream that has ended is skipped if it was on its way when we reset the stream."""
         if length < _TINY_BYTES:
             self._count_empty_frame()
-        if not self.streams.was_reset(number):
+        if number not in self._resets:
             raise Http2StreamError(frames.STREAM_CLOSED, "DATA after the end of a request")
 
     def _handler_failed(self, stream: Http2Stream, error: Exception) -> None:
@@ -211,13 +210,13 @@ class Http2Connection:
             self.fail_stream(stream.number, error)
         else:
             log.error("a stream failed", exc_info=error)
-            self.streams.abort(stream, frames.INTERNAL_ERROR)
+            self.abort(stream, frames.INTERNAL_ERROR)
 
     # --- control frames ------------------------------------------------------------------------------------------
 
     def _count_empty_frame(self) -> None:
         if not self._rates.empty_frames.take():
-            self._rates.count_empty_frame(self.streams.last >> 1)
+            self._rates.count_empty_frame(self.last >> 1)
 
     def _handle_control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Handle a frame other than DATA, HEADERS and WINDOW_UPDATE."""
@@ -227,7 +226,7 @@ class Http2Connection:
                 if block is not None:
                     self._handle_block(number, *block)
             case frames.RST_STREAM:
-                self._handle_rst_stream(number, frames.word(payload))
+                self._handle_rst_stream(number, payload)
             case frames.SETTINGS | frames.PING | frames.GOAWAY if number:
                 raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"frame type {kind} belongs to no stream")
             case frames.SETTINGS:
@@ -255,7 +254,7 @@ class Http2Connection:
         for name, value in frames.read_settings(payload):
             match name:
                 case frames.INITIAL_WINDOW_SIZE:
-                    self.sender.set_stream_window(value, list(self.streams.open.values()))
+                    self.sender.set_stream_window(value, list(self.streams.values()))
                 case frames.MAX_FRAME_SIZE:
                     self._writer.max_frame = value
                 case frames.HEADER_TABLE_SIZE if value < TABLE_BYTES:
@@ -282,29 +281,43 @@ class Http2Connection:
         self.draining = self.refusing = True
         self._close_if_done()
 
-    def _handle_window_update(self, number: int, increment: int) -> None:
-        increment &= frames.LARGEST_WINDOW
+    def _handle_window_update(self, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"expected 4 bytes, got {len(payload)}")
         if not self._rates.empty_frames.take():  # not by `_count_empty_frame`: most frames are of this kind
-            self._rates.count_empty_frame(self.streams.last >> 1)
+            self._rates.count_empty_frame(self.last >> 1)
+        increment = int.from_bytes(payload) & frames.LARGEST_WINDOW
+        code = frames.FLOW_CONTROL_ERROR if increment else frames.PROTOCOL_ERROR
         sender = self.sender
         if number == 0:
-            sender.widen(increment)
+            sender.window += increment
+            if not increment or sender.window > frames.LARGEST_WINDOW:
+                raise Http2ConnectionError(code, f"the connection's window cannot grow by {increment}")
         else:
-            stream = self.streams.open.get(number)
+            stream = self.streams.get(number)
             if stream is None:
-                self.streams.check_opened(number)
+                self._check_opened(number)
                 return
-            sender.widen_stream(stream, increment)
+            stream.window_out += increment
+            if not increment or stream.window_out > frames.LARGEST_WINDOW:
+                raise Http2StreamError(code, f"a stream's window cannot grow by {increment}")
         if sender.waiting:
             sender.pump()
 
-    def _handle_rst_stream(self, number: int, code: int) -> None:
-        self.streams.check_opened(number)
-        stream = self.streams.open.get(number)
+    def _handle_rst_stream(self, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"expected 4 bytes, got {len(payload)}")
+        self._check_opened(number)
+        stream = self.streams.get(number)
         if stream is None or self.sender.now_s - stream.began_s < _EARLY_S:
             self._rates.count_reset()
         if stream is not None:
-            self.streams.drop(stream, code)
+            self._drop(stream, int.from_bytes(payload))
+
+    def _check_opened(self, number: int) -> None:
+        """Raise Http2ConnectionError if the client has not opened this stream."""
+        if number > self.last or not number & 1:
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"stream {number} is not open")
 
     # --- the connection begins and ends --------------------------------------------------------------------------
 
@@ -335,13 +348,13 @@ class Http2Connection:
         """Accept no new stream, and close once the open ones have ended."""
         if not self.refusing and not self.is_closed:
             self.refusing = True
-            self._writer.send(frames.goaway(self.streams.last, frames.NO_ERROR))
+            self._writer.send(frames.goaway(self.last, frames.NO_ERROR))
         self._close_if_done()
 
     def fail(self, code: int, message: str) -> None:
         """End the connection with an error."""
         if not self.is_closed:
-            self._writer.send(frames.goaway(self.streams.last, code, message))
+            self._writer.send(frames.goaway(self.last, code, message))
             self._end()
 
     def on_connection_lost(self) -> None:
@@ -353,13 +366,13 @@ class Http2Connection:
         self._writer.flush()
         self.is_closed = True
         self.backlog.close()
-        for stream in list(self.streams.open.values()):
-            self.streams.drop(stream, frames.CANCEL)
+        for stream in list(self.streams.values()):
+            self._drop(stream, frames.CANCEL)
         self._writer.discard()
         self._close()
 
     def _close_if_done(self) -> None:
-        if self.refusing and not self.streams.open and not self.is_closed:
+        if self.refusing and not self.streams and not self.is_closed:
             self._writer.flush()
             self.is_closed = True
             self._close()
@@ -367,20 +380,59 @@ class Http2Connection:
     # --- streams end ---------------------------------------------------------------------------------------------
 
     def fail_stream(self, number: int, error: Http2StreamError) -> None:
-        """Reset a stream because of an error of the client. Raises Http2ConnectionError if there were too many."""
-        self.streams.reject(number, error.code)
+        """Reset a stream, open or not, because of an error of the client, and notify its handler.
+
+        Raises Http2ConnectionError if there were too many.
+        """
+        self._send_reset(number, error.code)
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._drop(stream, error.code)
         self._rates.count_reset()
 
-    def _stream_removed(self, stream: Http2Stream) -> None:
-        if self._body.left:
-            self._body.forget(stream)
+    def reset(self, stream: Http2Stream, code: int) -> None:
+        """Reset a stream; its handler is not notified."""
+        if stream.number in self.streams:
+            self._send_reset(stream.number, code)
+            self._remove(stream)
+
+    def abort(self, stream: Http2Stream, code: int) -> None:
+        """Reset a stream and notify its handler."""
+        handler = stream.handler
+        self.reset(stream, code)
+        _notify(handler, code)
+
+    def _drop(self, stream: Http2Stream, code: int) -> None:
+        """Remove a stream that the client has reset or left, and notify its handler."""
+        handler = stream.handler
+        self._remove(stream)
+        _notify(handler, code)
+
+    def _response_sent(self, stream: Http2Stream) -> None:
+        """The response is complete, so the stream ends, whether the request is or not."""
+        stream.local_ended = True
+        if stream.remote_ended:
+            self._remove(stream)
+        else:
+            self.reset(stream, frames.NO_ERROR)  # 8.1: the rest of the request is not needed
+
+    def _send_reset(self, number: int, code: int) -> None:
+        self._resets[number] = None
+        if len(self._resets) > _MAX_RESETS:
+            del self._resets[next(iter(self._resets))]
+        self._writer.send(frames.rst_stream(number, code))
+
+    def _remove(self, stream: Http2Stream) -> None:
+        """The stream is no longer open: forget it, with what was to be received and sent."""
+        stream.local_ended = stream.remote_ended = True
+        stream.handler = None  # they refer to each other; this frees both at once
+        self.streams.pop(stream.number, None)
+        if stream is self.body.stream:
+            self.body.stream = None  # what is left of its frame is skipped
         if stream.pending:
             self.sender.drop(stream)
         if self.draining:
             self._close_if_done()
-
-    def reset(self, stream: Http2Stream, code: int) -> None:
-        self.streams.reset(stream, code)
 
     # --- for streams ---------------------------------------------------------------------------------------------
 
@@ -388,7 +440,7 @@ class Http2Connection:
         if not stream.local_ended:
             self._writer.send_headers(stream.number, block, ended=ended)
             if ended:
-                self.streams.response_sent(stream)
+                self._response_sent(stream)
 
     def send_data(self, stream: Http2Stream, parts: Sequence[Buffer]) -> None:
         if not stream.local_ended:
@@ -401,16 +453,31 @@ class Http2Connection:
     def send_response(
         self, stream: Http2Stream, headers: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> None:
+        """Send a whole response, whose body has `size` bytes: at once if there is room for all of it."""
         if stream.local_ended:
             return
-        if self.sender.send_response(stream, headers, parts, size, trailers):
-            self.streams.response_sent(stream)
+        sender, writer, number = self.sender, self._writer, stream.number
+        if (
+            size <= sender.window
+            and size <= stream.window_out
+            and size <= writer.max_frame
+            and not (sender.paused or stream.pending)
+            and len(headers) + len(trailers) <= writer.max_whole_block
+        ):
+            sender.window -= size
+            length = len(headers)
+            start = _pack(length >> 8, length & 0xFF, 1, 4, number) + headers
+            start += _pack(size >> 8, size & 0xFF, 0, 0, number)
+            length = len(trailers)
+            writer.add((start, *parts, _pack(length >> 8, length & 0xFF, 1, 5, number) + trailers), size)
+            if not writer.is_batching or writer.size > BATCH_BYTES:
+                writer.flush()
+            self._response_sent(stream)
             return
-        writer = self._writer
         was_batching, writer.is_batching = writer.is_batching, True
-        writer.send_headers(stream.number, headers, ended=False)
-        self.sender.queue(stream, parts)
-        self.sender.finish(stream, trailers)
+        writer.send_headers(number, headers, ended=False)
+        sender.queue(stream, parts)
+        sender.finish(stream, trailers)
         writer.is_batching = was_batching
         if not was_batching:
             writer.flush()
@@ -420,3 +487,12 @@ class Http2Connection:
 
     def widen(self, stream: Http2Stream, size: int) -> None:
         self._windows.widen(stream, size)
+
+
+def _notify(handler: Any, code: int) -> None:
+    """Notify a handler that its stream has been reset."""
+    if handler is not None:
+        try:
+            handler.on_closed(code)
+        except Exception:
+            log.exception("a stream failed")

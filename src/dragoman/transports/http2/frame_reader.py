@@ -167,26 +167,18 @@ class FrameReader:
                 return False
             data = bytes(self.unparsed)
             self.unparsed.clear()
-        at = 0 if self._has_preface else self._read_preface(data)
-        if self._has_preface:
-            at = self._read_frames(data, at, len(data))
-        if at == len(data):
-            return False
-        self.unparsed += memoryview(data)[at:]
-        return True
-
-    def _read_preface(self, data: bytes) -> int:
-        if not frames.PREFACE.startswith(data[: len(frames.PREFACE)]):
-            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected the preface of HTTP/2")
-        self._has_preface = len(data) >= len(frames.PREFACE)
-        return len(frames.PREFACE) if self._has_preface else 0
-
-    def _read_frames(self, data: bytes, at: int, end: int) -> int:
-        """Handle what has arrived; return where the first frame begins that is incomplete."""
-        handler = self._handler
+        at, end, handler = 0, len(data), self._handler
+        if not self._has_preface:
+            if not frames.PREFACE.startswith(data[: len(frames.PREFACE)]):
+                raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected the preface of HTTP/2")
+            if end < len(frames.PREFACE):
+                self.unparsed += data
+                return end > 0
+            self._has_preface, at = True, len(frames.PREFACE)
         if self._body.left or self._body.padding:
             at = self._body.receive(data, at, end)
         until_s = self.stopwatch() + _SLICE_S
+        needed = frames.FRAME_HEADER_BYTES
         while end - at >= 9:
             high, low, kind, flags, number = _unpack(data, at)
             length = high << 8 | low
@@ -198,20 +190,23 @@ class FrameReader:
             stop = begin + length
             if stop > end:
                 self.check_length(kind, length)
-                self._needed = frames.FRAME_HEADER_BYTES + (1 if kind == frames.DATA else length)
-                return at
+                needed += 1 if kind == frames.DATA else length
+                break
             at = stop
             try:
                 handler.handle_frame(kind, flags, number, data[begin:stop])
             except Http2StreamError as error:
                 handler.fail_stream(number, error)
             if handler.is_closed:
-                return end
+                return False
             if kind == HEADERS and self.stopwatch() > until_s:
                 self.more = at < end
                 break
-        self._needed = frames.FRAME_HEADER_BYTES
-        return at
+        self._needed = needed
+        if at == end:
+            return False
+        self.unparsed += memoryview(data)[at:]
+        return True
 
     def check_length(self, kind: int, length: int) -> None:
         """Raise Http2ConnectionError if a frame is too long to be held until it is complete."""

@@ -107,14 +107,6 @@ def check_priority(number: int, payload: bytes) -> None:
         raise Http2ConnectionError(code, "PRIORITY: expected a stream and 5 bytes")
 
 
-def word(payload: bytes) -> int:
-    """Return the number of a RST_STREAM or WINDOW_UPDATE. Raises Http2ConnectionError if the payload is not 4 bytes."""
-    if len(payload) != 4:
-        raise Http2ConnectionError(FRAME_SIZE_ERROR, f"expected 4 bytes, got {len(payload)}")
-    found: int = _word.unpack(payload)[0]
-    return found
-
-
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
     """Return the pairs of a SETTINGS frame in order. Raises Http2ConnectionError if a value is out of bounds."""
     if len(payload) % 6:
@@ -196,17 +188,10 @@ class FrameWriter:
             first, rest = rest[:most], rest[most:]
         self.send(before + frame(kind, flags | END_HEADERS, number, first))
 
-    def add_response(self, buffers: Sequence[Buffer], size: int) -> None:
-        """Add the frames of a whole response, whose body has `size` bytes."""
-        self.response_frames += 1
+    def add(self, buffers: Sequence[Buffer], size: int) -> None:
+        """Add a DATA frame, or all frames of a response, with `size` bytes of its body; they wait for `flush`."""
         self._buffers += buffers
         self.size += size + _FRAME_OVERHEAD
-
-    def add_data(self, header: bytes, body: Sequence[Buffer], size: int) -> None:
-        """Add a DATA frame."""
-        self._buffers.append(header)
-        self._buffers += body
-        self.size += size + FRAME_HEADER_BYTES
         self.response_frames += 1
         self.body_bytes += size
 

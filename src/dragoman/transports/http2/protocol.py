@@ -80,7 +80,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._handle_input(data)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        room = self.connection.buffer()
+        room = self.connection.buffer() if self.connection.body.left else None
         self._direct = room is not None
         return self._scratch if room is None else room
 
@@ -107,9 +107,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._read_or_wait()
         if connection.reader.more:
             self._loop.call_soon(self._go_on)
-        if connection.reserved and connection.streams.last and not connection.draining:
+        if connection.reserved and connection.last and not connection.draining:
             self.drain()
-        if connection.streams.open or connection.incomplete_since_s() < now_s:
+        if connection.streams or connection.incomplete_since_s < now_s:
             self._watch_closely()
 
     def _go_on(self) -> None:
@@ -185,7 +185,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._loop.call_later(_LINGER_S, self.connection.refuse_streams)  # if the client does not acknowledge the PING
 
     def cancel(self) -> None:
-        for stream in list(self.connection.streams.open.values()):
+        for stream in list(self.connection.streams.values()):
             if stream.handler is not None:
                 stream.handler.cancel()
         self.connection.refuse_streams()
@@ -204,13 +204,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
         connection.sender.now_s = now_s
         self._check(now_s)
         waits = (
-            connection.streams.open
-            or not connection.settled
-            or connection.draining
-            or self._paused_s
-            or self._has_pinged
+            connection.streams or not connection.settled or connection.draining or self._paused_s or self._has_pinged
         )
-        if waits or connection.incomplete_since_s() < now_s:
+        if waits or connection.incomplete_since_s < now_s:
             return now_s + self._shortest_s
         return now_s + self._limits.keep_alive_timeout_s
 
@@ -218,7 +214,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         connection, limits = self.connection, self._limits
         if not connection.settled and now_s - self._made_s > limits.header_timeout_s:
             connection.fail(frames.SETTINGS_TIMEOUT, f"SETTINGS not received within {limits.header_timeout_s} s")
-        elif now_s - connection.incomplete_since_s() > limits.header_timeout_s:
+        elif now_s - connection.incomplete_since_s > limits.header_timeout_s:
             connection.fail(frames.ENHANCE_YOUR_CALM, f"a frame was not complete within {limits.header_timeout_s} s")
         elif self._paused_s and not self._reads(now_s) and now_s - self._paused_s > limits.write_timeout_s:
             self._listener.warnings.log("client disconnected: it read nothing for %s s", limits.write_timeout_s)
@@ -238,10 +234,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def _check_streams(self, now_s: float) -> None:
         connection, timeout_s = self.connection, self._limits.write_timeout_s
-        for stream in list(connection.streams.open.values()):
+        for stream in list(connection.streams.values()):
             if stream.pending and now_s - connection.sender.unread_since_s(stream) > timeout_s:
                 self._listener.warnings.log("stream reset: the client read nothing of it for %s s", timeout_s)
-                connection.streams.abort(stream, frames.CANCEL)
+                connection.abort(stream, frames.CANCEL)
             elif not stream.remote_ended and stream.handler is not None:
                 stream.handler.check_timeout(now_s)
 
