@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.workloads import GRPC_PATH
-from dragoman.formats.oip_messages import ModelInferRequest
+from dragoman.formats.grpc_messages import ModelInferRequest
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encode_fields
 

@@ -25,7 +25,7 @@ from benchmarks import machine, models, workloads
 from benchmarks.processes import RESULTS
 from benchmarks.workloads import Workload
 from dragoman.engine.engine import Engine
-from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
+from dragoman.formats.grpc_messages import ModelInferRequest, ModelInferResponse
 from dragoman.formats.policy import Policy
 from dragoman.protocols.open_inference import grpc as oip_grpc
 from dragoman.protocols.open_inference import rest as oip_rest

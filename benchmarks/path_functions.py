@@ -95,7 +95,7 @@ async def _rest(port: int, model: str) -> Callable[[], Awaitable[None]]:
 async def _grpc(port: int) -> Callable[[], Awaitable[None]]:
     import grpc
 
-    from dragoman.formats.oip_messages import ModelInferRequest
+    from dragoman.formats.grpc_messages import ModelInferRequest
 
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     message = ModelInferRequest(model_name="First")

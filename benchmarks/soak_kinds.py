@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.soak_models import COMPLETION_WORDS
 from benchmarks.workloads import GRPC_PATH
-from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
+from dragoman.formats.grpc_messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 TOKEN = "soak"
 _STREAM_PATH = GRPC_PATH.replace("ModelInfer", "ModelStreamInfer")

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.checked_request import CheckedRequest, check_request
 from benchmarks.processes import ROOT, Process, dragoman, free_port, http_ready, listens, run_process
 from benchmarks.workloads import Response, Wire, Workload
-from dragoman.formats.oip_messages import ModelInferRequest
+from dragoman.formats.grpc_messages import ModelInferRequest
 
 Form = Literal["oip", "plain", "echo"]
 OURS = "dragoman"

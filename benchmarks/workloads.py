@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
+from dragoman.formats.grpc_messages import ModelInferRequest, ModelInferResponse
 
 Wire = Literal["http", "grpc"]
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.formats.oip_messages import ModelInferResponse
+from dragoman.formats.grpc_messages import ModelInferResponse
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

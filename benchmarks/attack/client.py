@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 
 import grpc
 
-from dragoman.formats.oip_messages import ServerLiveRequest, ServerLiveResponse
+from dragoman.formats.grpc_messages import ServerLiveRequest, ServerLiveResponse
 
 _EVERY_S = 0.01
 _LIMIT_S = 60.0  # a probe that takes longer has failed

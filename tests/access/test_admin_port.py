@@ -9,7 +9,7 @@ import pytest
 import dragoman
 from access.access_models import BODY, Doubler, KeyFile, bearer
 from dragoman.cli.startup import startup_table
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from rest.rest_server import RestServer, serving
 
 ADMINISTRATIVE = [("GET", "/metrics"), ("POST", "/v2/repository/index"), ("POST", "/v2/repository/models/Doubler/load")]

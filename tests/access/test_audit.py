@@ -17,7 +17,7 @@ from dragoman.access.refusals import Refusals
 from dragoman.core.audit import log_change
 from dragoman.core.callers import Caller
 from dragoman.core.errors import Forbidden, RateLimited, Unauthorized
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from e2e.server_process import ServerProcess, running_server
 from rest.rest_server import serving
 from text_server import ReverseModel, serve

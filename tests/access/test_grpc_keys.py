@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from access.access_models import Doubler, KeyFile, Tripler, bearer
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from rest.rest_server import RestServer, serving
 
 INFER = f"/{m.SERVICE}/ModelInfer"

@@ -6,7 +6,7 @@ import pytest
 from access.access_models import Doubler
 from dragoman.access.control import AccessControl, AccessRules, is_local
 from dragoman.core.errors import Forbidden, Unauthorized
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from rest.rest_server import serving
 
 LOCAL = {"host": "localhost:8080"}

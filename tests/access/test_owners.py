@@ -26,7 +26,7 @@ from dragoman.engine import record_store
 from dragoman.engine.engine import Engine
 from dragoman.engine.record_store import RecordStore
 from dragoman.engine.repository import Repository
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.transports import async_results
 from loaded_models import recorded_models
 from rest.rest_server import RestServer, serving

@@ -16,7 +16,7 @@ from access.access_models import Doubler, KeyFile, bearer
 from dragoman.access.control import AccessControl
 from dragoman.core.calls import Generate
 from dragoman.core.text import Generation, PromptInfo, Text, Token
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.system.request_context import log_fields
 from rest.rest_server import RestServer, serving
 

@@ -12,7 +12,7 @@ import dragoman
 from access.access_models import BODY, Doubler, KeyFile, bearer
 from dragoman.access.sites import SiteRules
 from dragoman.core.errors import Forbidden
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from rest.rest_server import RestServer, serving
 
 INFER = "/v2/models/Doubler/infer"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from dragoman.core.tensor import Tensor
+from dragoman.formats.grpc_messages import ModelInferRequest, parameters_to_proto
 from dragoman.formats.message import InferenceRequest, RequestInput
-from dragoman.formats.oip_messages import ModelInferRequest, parameters_to_proto
 from dragoman.formats.raw import raw_from_tensor
 from dragoman.protocols.open_inference.grpc_inference import parse_infer_request
 from dragoman.protocols.wire import GrpcRequest, Policy

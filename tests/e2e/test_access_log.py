@@ -14,7 +14,7 @@ import pytest
 
 import dragoman
 from dragoman.core.errors import InvalidInput
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from e2e.server_process import ServerProcess, running_server, wait_until
 
 MODEL = """

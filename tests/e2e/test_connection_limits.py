@@ -16,7 +16,7 @@ from hyperframe.frame import Frame
 from numpy.typing import NDArray
 
 import dragoman
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.transports.http2 import frames
 from rest.rest_server import RestServer
 

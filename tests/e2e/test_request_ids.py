@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 import dragoman
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from e2e.server_process import ServerProcess, running_server
 
 MODELS = """

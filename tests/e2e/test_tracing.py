@@ -20,7 +20,7 @@ import pytest
 
 import dragoman
 from dragoman.core.errors import InvalidInput
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.system.trace_context import Sampler
 from e2e.otlp_receiver import SERVER, OtlpReceiver, Span, running_receiver
 from e2e.server_process import ServerProcess, free_ports, running_server, wait_until

@@ -17,7 +17,7 @@ import pytest
 from h2.settings import SettingCodes
 
 import dragoman
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from e2e.server_process import ServerProcess, running_server
 from loaded_models import recorded_models
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import dragoman
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from e2e.test_unread_responses import UnreadClient
 
 HALF = 1_000_000

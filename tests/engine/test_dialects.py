@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from features.triton.repository import NUMBER_HEAD, NUMBER_TENSORS, write
 from rest.rest_server import RestServer
 

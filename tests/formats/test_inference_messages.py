@@ -12,12 +12,16 @@ from dragoman.core.datatypes import BYTES, FP32, INT32, UINT16
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.tensor import Tensor
 from dragoman.formats.body import parse_request, parse_response
+from dragoman.formats.grpc_messages import (
+    ModelInferRequest,
+    ModelInferResponse,
+    format_raw_response,
+    tensor_from_contents,
+)
 from dragoman.formats.json_data import json_from_tensor
 from dragoman.formats.json_document import parse_json
 from dragoman.formats.json_text import format_nested, json_chunks
 from dragoman.formats.message import InferenceResponse, RequestInput, RequestOutput, ResponseOutput
-from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
-from dragoman.formats.oip_tensors import serialize_raw_response, tensor_from_contents
 from dragoman.formats.policy import Policy
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
 
@@ -235,7 +239,7 @@ def test_integers_written_as_floats_in_a_dict(shape: list[int]) -> None:
 def test_raw_grpc_responses_name_their_outputs() -> None:
     outputs = {"first": Tensor.of(np.arange(3)), "second": Tensor.of(np.ones((2, 1), np.float32))}
     for _ in range(2):  # computed, and from the cache
-        serialized: Any = serialize_raw_response(Response(Inference(outputs), "named", "3"), "id")
+        serialized: Any = format_raw_response(Response(Inference(outputs), "named", "3"), "id")
         response = ModelInferResponse.FromString(serialized)
         assert (response.model_name, response.model_version, response.id) == ("named", "3", "id")
         metadata = [(each.name, each.datatype, list(each.shape)) for each in response.outputs]

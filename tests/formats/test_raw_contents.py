@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sizes import SHARED as LARGE
-from dragoman.formats.oip_messages import ModelInferRequest
-from dragoman.formats.oip_wire import split_raw_contents
+from dragoman.formats.grpc_messages import ModelInferRequest, split_raw_contents
 from dragoman.formats.policy import Policy
 from dragoman.protocols.open_inference.grpc_inference import parse_infer_request
 from dragoman.protocols.wire import GrpcRequest

@@ -13,8 +13,8 @@ from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import FP32, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Tensor
-from dragoman.formats import oip_tensors, oip_wire
-from dragoman.formats.oip_messages import InferTensorContents, ModelInferRequest, ModelInferResponse, length_delimited
+from dragoman.formats import grpc_messages
+from dragoman.formats.grpc_messages import InferTensorContents, ModelInferRequest, ModelInferResponse, length_delimited
 from dragoman.formats.policy import Policy
 from dragoman.protocols.open_inference import grpc_inference as oip_inference
 from dragoman.protocols.wire import GrpcRequest
@@ -58,8 +58,8 @@ def test_large_contents_are_parsed_as_small_ones(kinds: list[str], data: st.Data
     with (
         mock.patch.object(oip_inference, "SHARED", 0),
         mock.patch.object(oip_inference, "THREAD", 0),
-        mock.patch.object(oip_wire, "SHARED", 1),
-        mock.patch.object(oip_wire, "_DECODED_BYTES", chunk),
+        mock.patch.object(grpc_messages, "SHARED", 1),
+        mock.patch.object(grpc_messages, "_DECODED_BYTES", chunk),
     ):
         actual = parse(body)
     if isinstance(expected, str):
@@ -92,7 +92,7 @@ def test_elements_are_counted_without_an_object_per_element() -> None:
     body = message.SerializeToString()
     tracemalloc.start()
     try:
-        assert oip_wire.split_typed_contents(body, POLICY) == (body, {})
+        assert grpc_messages.split_typed_contents(body, POLICY) == (body, {})
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -102,7 +102,7 @@ def test_elements_are_counted_without_an_object_per_element() -> None:
 @pytest.mark.parametrize("wire", [b"\x80", b"\x01\x80\x80", b"\xff" * 11 + b"\x01"])
 def test_malformed_varints_are_rejected(wire: bytes) -> None:
     with pytest.raises(InvalidInput):
-        oip_wire.PackedContents("int64_contents", memoryview(wire)).array()
+        grpc_messages.PackedContents("int64_contents", memoryview(wire)).array()
 
 
 def test_repeated_contents_are_merged() -> None:
@@ -117,7 +117,7 @@ def test_repeated_contents_are_merged() -> None:
         with (
             mock.patch.object(oip_inference, "SHARED", 0),
             mock.patch.object(oip_inference, "THREAD", 0),
-            mock.patch.object(oip_wire, "SHARED", 1),
+            mock.patch.object(grpc_messages, "SHARED", 1),
         ):
             assert parse(body)["x"][3] == [1.0, 2.0, 3.0][: tensor.shape[0]]
 
@@ -140,8 +140,8 @@ def test_many_elements_are_serialized_as_by_protobuf(kinds: list[str], data: st.
     options = oip_inference.GrpcOutputOptions("7", "m", "1", raw=False, classes={}, final=False)
     expected = oip_inference.format_infer_response(response, options)
     with (
-        mock.patch.object(oip_tensors, "_MANY_ELEMENTS", 0),
-        mock.patch.object(oip_tensors, "_ENCODED_ELEMENTS", chunk),
+        mock.patch.object(grpc_messages, "_MANY_ELEMENTS", 0),
+        mock.patch.object(grpc_messages, "_ENCODED_ELEMENTS", chunk),
     ):
         assert oip_inference.format_infer_response(response, options) == expected
     assert ModelInferResponse.FromString(expected).outputs[0].HasField("contents")

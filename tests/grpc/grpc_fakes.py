@@ -27,7 +27,7 @@ from dragoman.core.calls import (
 from dragoman.core.datatypes import FP32, INT32
 from dragoman.core.errors import ModelNotFound
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.protocols.open_inference import grpc as oip_grpc
 from dragoman.protocols.wire import (
     EngineCall,

@@ -17,7 +17,7 @@ from grpc_fakes import LIMITS, SERVICE, TABLE, FakeEngine, infer_message, make_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls

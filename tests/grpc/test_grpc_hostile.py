@@ -14,7 +14,7 @@ import pytest
 from grpc_fakes import LIMIT, LIMITS, FakeEngine, infer_message, make_server
 from raw_client import Raw, frame_message
 
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.transports.grpc.call import MessageReader
 from dragoman.transports.grpc.handlers import GrpcError
 from dragoman.transports.http2 import frames

@@ -8,7 +8,7 @@ from grpc_fakes import infer_message, parse_request, parsed_call
 
 from dragoman.core.datatypes import INT32
 from dragoman.core.errors import InvalidInput
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.protocols.open_inference import grpc as oip_grpc
 from dragoman.protocols.wire import GrpcMethod, GrpcRequest, Policy
 

@@ -12,7 +12,7 @@ from grpc_fakes import LIMITS, SERVICE, FakeEngine, infer_message, make_server, 
 from grpc_health.v1 import health_pb2
 from raw_client import Raw, frame_message
 
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.transports.clients import client_address
 from dragoman.transports.grpc.calls import MAX_HEALTH_CALLS
 

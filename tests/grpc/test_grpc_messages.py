@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.descriptor_pool import Default
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 
 ROOT = Path(__file__).resolve().parents[2]
 

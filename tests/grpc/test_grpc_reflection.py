@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2
 
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 
 VERSIONS = ("v1", "v1alpha")
 

@@ -11,7 +11,7 @@ from dragoman.core.datatypes import BF16, BYTES, FP16, FP32, INT32
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import OPEN
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.protocols.open_inference.grpc import protocol
 from dragoman.protocols.wire import GrpcRequest, Policy
 from dragoman.transports.grpc.handlers import chunks_of

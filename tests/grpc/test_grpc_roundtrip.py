@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BOOL, BYTES, DATATYPES, Datatype
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.formats.raw import raw_from_tensor
 from dragoman.transports.grpc.handlers import chunks_of
 

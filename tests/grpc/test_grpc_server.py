@@ -12,7 +12,7 @@ from grpc_fakes import LIMIT, SERVICE, FakeEngine, infer_message, make_server, r
 
 from dragoman.core.calls import Index
 from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 
 
 async def infer(channel: Any, message: Any, **options: Any) -> Any:

@@ -14,7 +14,7 @@ from grpc_fakes import TABLE, FakeEngine, infer_message, make_server
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -9,7 +9,7 @@ import pytest
 from grpc_fakes import LIMIT, SERVICE, FakeEngine, infer_message, rpc_error
 
 from dragoman.core.errors import InvalidInput
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 
 
 class StreamClient:

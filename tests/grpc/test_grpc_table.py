@@ -26,7 +26,7 @@ from dragoman.core.calls import (
 from dragoman.core.datatypes import INT32
 from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, NotSupported
 from dragoman.core.tensor import Tensor
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.plugins import find
 from dragoman.protocols.wire import GrpcRequest, GrpcStreamMethod, Policy
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import dragoman
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 
 REQUEST = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]}
 

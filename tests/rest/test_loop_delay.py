@@ -11,7 +11,7 @@ import pytest
 
 import dragoman
 from dragoman import Infer, Tensor
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from rest.rest_server import RestServer, inputs, read_response, request, serving, tensor
 
 pytestmark = [pytest.mark.asyncio(loop_scope="function"), pytest.mark.usefixtures("both_loops")]

@@ -12,7 +12,7 @@ import grpc
 
 from benchmarks.attack.attack import AimMissedError, Attack, Target
 from benchmarks.attack.http2 import OTHER_ADDRESS, SERVICE, RawHttp2, connections, message
-from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
+from dragoman.formats.grpc_messages import ModelInferRequest, ModelInferResponse
 
 _HOLD_S = 3.0
 _STREAMS = 1000  # more than a connection may have

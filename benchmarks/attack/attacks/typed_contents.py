@@ -6,7 +6,7 @@ import grpc
 
 from benchmarks.attack.attack import Attack, Target
 from dragoman.core.datatypes import datatype as datatype_named
-from dragoman.formats.oip_messages import ModelInferRequest, length_delimited
+from dragoman.formats.grpc_messages import ModelInferRequest, length_delimited
 
 _SIZE = 60 << 20
 _FIELDS = {

@@ -11,10 +11,9 @@ from dragoman.core.datatypes import DATATYPES, datatype
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ServerError
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
+from dragoman.formats.grpc_messages import SERVICE, tensor_from_contents
 from dragoman.formats.message import InferenceRequest, InferenceResponse
-from dragoman.formats.oip_messages import SERVICE
-from dragoman.formats.oip_tensors import tensor_from_contents
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
 

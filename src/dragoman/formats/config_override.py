@@ -11,7 +11,7 @@ from dragoman.core import error_texts
 from dragoman.core.calls import MAX_REPLICAS
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
 from dragoman.core.options import suggestion
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.formats.policy import Policy
 
 _FILE = "file:"

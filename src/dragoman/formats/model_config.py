@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from dragoman.core.errors import InvalidInput
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 
 _WIDE_INTEGERS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _TOKEN = re.compile(r"""\s+|\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\w.+-]+|.""", re.DOTALL)

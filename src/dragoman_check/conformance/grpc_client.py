@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman_check.conformance.clauses import ClauseFailed, RecordedExchange
 from dragoman_check.conformance.samples import SampleTensor
 from dragoman_check.conformance.target import Target

@@ -21,7 +21,7 @@ from dragoman_check.conformance.samples import DATATYPES, ELEMENT_SIZES, SampleT
 from dragoman_check.conformance.target import Target, TensorModel, find_tensor_model, with_request
 
 try:
-    from dragoman.formats import oip_messages as m
+    from dragoman.formats import grpc_messages as m
     from dragoman_check.conformance import grpc_client as g
 except ModuleNotFoundError:
     g = None  # type: ignore[assignment]

@@ -14,7 +14,7 @@ from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.model_files import model_settings
-from dragoman.formats.oip_messages import (
+from dragoman.formats.grpc_messages import (
     ModelInferRequest,
     ModelInferResponse,
     ModelMetadataRequest,

@@ -42,9 +42,9 @@ from dragoman.core.errors import (
 )
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import check_name
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.formats.config_override import parse_overrides
-from dragoman.formats.oip_wire import split_raw_contents
+from dragoman.formats.grpc_messages import split_raw_contents
 from dragoman.protocols.custom_handlers import check_metadata
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.open_inference import server_settings, shared_memory
@@ -54,7 +54,6 @@ from dragoman.protocols.open_inference.grpc_inference import (
     GrpcOutputOptions,
     format_infer_buffers,
     format_infer_response,
-    has_content_type,
     parse_infer_request,
     require_model_name,
 )
@@ -242,7 +241,7 @@ def _format_infer(response: Response[Inference], options: GrpcOutputOptions) -> 
 
 def _stream_infer(policy: Policy, request: GrpcRequest) -> PreliminaryCall[ModelDescription]:
     infer, options = parse_infer_request(request, policy)
-    shape = _stream_shape(request, infer.call, options)
+    shape = _stream_shape(request, options)
 
     def stream(described: Response[ModelDescription]) -> GrpcStream[Inference]:
         model = described.answer
@@ -269,7 +268,7 @@ def _stream_infer(policy: Policy, request: GrpcRequest) -> PreliminaryCall[Model
     return PreliminaryCall(Request(Describe(), infer.model, infer.version, infer.id), stream)
 
 
-def _stream_shape(request: GrpcRequest, call: Any, options: GrpcOutputOptions) -> str:
+def _stream_shape(request: GrpcRequest, options: GrpcOutputOptions) -> str:
     """Return the shape of the messages that the client of a stream expects; "" if the model decides it.
 
     Triton's clients send raw contents, those of MLServer typed contents, mostly with content types. A typed request
@@ -280,7 +279,7 @@ def _stream_shape(request: GrpcRequest, call: Any, options: GrpcOutputOptions) -
         return shape
     if options.has_raw or options.final is not None or options.region_slices or _wants_status(request):
         return "triton"
-    return BARE if has_content_type(call) else ""
+    return BARE if options.has_content_type else ""
 
 
 def _final_mark(*, is_final: bool) -> bytes:

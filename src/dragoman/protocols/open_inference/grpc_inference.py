@@ -9,25 +9,19 @@ from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import BYTES, DATATYPES, Datatype, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sizes import SHARED, THREAD
-from dragoman.core.tensor import Scalar, Tensor
-from dragoman.formats.oip_messages import (
+from dragoman.core.tensor import NONE, Scalar, Tensor
+from dragoman.formats.grpc_messages import (
     ModelInferRequest,
     ModelInferResponse,
+    PackedContents,
+    format_raw_response,
+    format_typed_response,
     parameters_from_proto,
     parameters_to_proto,
     parse_message,
-)
-from dragoman.formats.oip_tensors import (
-    append_raw_contents,
-    serialize_raw_response,
-    serialize_typed_response,
-    tensor_from_contents,
-    tensor_from_packed,
-)
-from dragoman.formats.oip_wire import (
-    PackedContents,
     split_raw_contents,
     split_typed_contents,
+    tensor_from_contents,
 )
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
 from dragoman.formats.shared_regions import REGION, SIZE, Region, RegionSlice, pop_slice, require_regions, write_output
@@ -45,8 +39,9 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
 
     `raw` selects raw contents, and `classes` the outputs to replace by how many of their top classes. `final`: whether
     an empty response ends a stream, None if the request does not say it. `has_raw`: the inputs have raw contents, or
-    there are none. `region_slices` are the outputs to write to shared memory. `held` are the regions
-    of all tensors of the request.
+    there are none. `has_content_type`: the request or one of its inputs has a content type, as those of MLServer's
+    clients have. `region_slices` are the outputs to write to shared memory. `held` are the regions of all tensors of
+    the request.
     """
 
     id: str
@@ -56,8 +51,21 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
     classes: Mapping[str, int]
     final: bool | None
     has_raw: bool = False
+    has_content_type: bool = False
     region_slices: Mapping[str, RegionSlice] = {}
     held: tuple[Region, ...] = ()
+
+
+class _RequestedOutputs(msgspec.Struct, frozen=True):
+    """Names of the requested outputs, and by name their class counts, content types and regions."""
+
+    names: tuple[str, ...] = ()
+    classes: Mapping[str, int] = {}
+    content_types: Mapping[str, str] = {}
+    region_slices: Mapping[str, RegionSlice] = {}
+
+
+_NO_OUTPUTS = _RequestedOutputs()
 
 
 def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], GrpcOutputOptions]:
@@ -69,25 +77,65 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     else:
         message, raw, packed = _parse_large(body, policy)
     model = message.model_name or require_model_name("")
-    if message.parameters or message.outputs:  # most requests have neither
+    parameters: dict[str, Scalar] = {}
+    final = None
+    if message.parameters:
         parameters = parameters_from_proto(message.parameters, "")
         final = _pop_wants_final(parameters)
-        names, classes, types, region_slices = _parse_outputs(message.outputs, policy)
         oip.restore_unsigned(parameters)
         oip.check_parameters(parameters)
-        call = Infer(_parse_inputs(message, raw, packed, policy), names, parameters, content_types=types)
-    else:
-        call, final, classes, region_slices = Infer(_parse_inputs(message, raw, packed, policy)), None, {}, {}
+    outputs = _parse_outputs(message.outputs, policy) if message.outputs else _NO_OUTPUTS
+    has_content_type = "content_type" in parameters
+    if raw and len(raw) != len(message.inputs):
+        _check_raw_count(message, len(raw))
+    held: tuple[Region, ...] = ()
+    if policy.regions is not None:
+        policy.regions.check_total([t.parameters[SIZE].int64_param for t in message.inputs if SIZE in t.parameters])
+    tensors: dict[str, Tensor] = {}
+    in_regions = 0
+    for index, tensor in enumerate(message.inputs):
+        name = tensor.name
+        where = f"input '{name}'"
+        if name in tensors:
+            raise InvalidInput(f"{where} already exists in request")
+        if raw and (index in packed or tensor.HasField("contents")):
+            raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
+        kind, shape = DATATYPES.get(tensor.datatype) or _parse_datatype(tensor.datatype, where), list(tensor.shape)
+        its_parameters = NONE
+        if tensor.parameters:
+            its_parameters = parameters_from_proto(tensor.parameters, f"{where}: ")
+            has_content_type |= "content_type" in its_parameters
+            if (region_slice := pop_slice(its_parameters, where)) is not None:
+                in_regions += 1
+                contents = require_regions(policy.regions, where).read(region_slice, where)
+                tensors[name] = tensor_from_raw(where, kind, shape, contents, policy, its_parameters)
+                continue
+        if raw:
+            tensors[name] = tensor_from_raw(where, kind, shape, raw[index - in_regions], policy, its_parameters)
+            continue
+        if kind is BYTES and policy.responses_as == "mlserver" and index not in packed:
+            shape = _text_shape(shape, tensor.contents.bytes_contents)
+        typed = packed.get(index, tensor.contents)
+        tensors[name] = tensor_from_contents(where, kind, shape, typed, policy, its_parameters)
+    call = Infer(tensors, outputs.names, parameters or NONE, content_types=outputs.content_types)
     is_raw = bool(raw) or not message.inputs
-    contents = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
-    id_, version = message.id, message.model_version
-    is_raw_response = (is_raw and contents == "raw") or _wants_raw(contents, call, is_raw=is_raw)
-    held = () if policy.regions is None else policy.regions.hold(_region_names(message))
-    options = GrpcOutputOptions(id_, model, version, is_raw_response, classes, final, is_raw, region_slices, held)
+    choice = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
+    if choice not in ("raw", "typed", "as-request"):
+        text = f"metadata '{OUTPUT_CONTENTS}': expected raw, typed or as-request, got {choice[:32]!r}"
+        raise InvalidInput(text)
+    # Typed requests with content types come from clients of MLServer, some of which read typed contents only; the
+    # clients of Triton and KServe read raw contents.
+    wants_raw = choice != "typed" and (is_raw or (choice == "raw" and not has_content_type))
+    if policy.regions is not None:
+        held = policy.regions.hold(_region_names(message))
+    options = GrpcOutputOptions(
+        message.id, model, message.model_version, wants_raw, outputs.classes, final, is_raw, has_content_type,
+        outputs.region_slices, held,
+    )  # fmt: skip
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
-    if len(call.inputs) + len(call.outputs) > 1:
+    if len(tensors) + len(call.outputs) > 1:
         oip.check_counts(call, policy)
-    return Request(call, model, version, id_, request.deadline_s, metadata), options
+    return Request(call, model, message.model_version, message.id, request.deadline_s, metadata), options
 
 
 def _region_names(message: Any) -> list[str]:
@@ -113,14 +161,14 @@ def format_infer_response(response: Response[Inference], options: GrpcOutputOpti
 
 def format_infer_buffers(response: Response[Inference], options: GrpcOutputOptions) -> bytes | Sequence[Buffer]:
     """Return the serialized ModelInferResponse; large raw contents are not copied but follow as views."""
-    is_plain = options.raw and not options.region_slices
-    plain = serialize_raw_response(response, options.id) if is_plain else None
-    return _format_message(response, options) if plain is None else plain
-
-
-def _format_message(response: Response[Inference], options: GrpcOutputOptions) -> bytes | Sequence[Buffer]:
     inference = response.answer
     outputs = inference.outputs
+    if options.raw and not (options.region_slices or inference.parameters):
+        for tensor in outputs.values():
+            if tensor.parameters:
+                break
+        else:
+            return format_raw_response(response, options.id)
     message = ModelInferResponse(model_name=response.model, model_version=response.version, id=options.id)
     if inference.parameters:
         parameters_to_proto(inference.parameters, message.parameters)
@@ -131,8 +179,8 @@ def _format_message(response: Response[Inference], options: GrpcOutputOptions) -
     if options.region_slices:
         return _format_shared(message, outputs, options)
     if not options.raw and all(t.datatype.contents_field for t in outputs.values()):
-        return serialize_typed_response(message, outputs.values())
-    return append_raw_contents([message.SerializeToString()], outputs)
+        return format_typed_response(message, outputs.values())
+    return format_raw_response(response, options.id, message)
 
 
 def _format_shared(message: Any, outputs: Mapping[str, Tensor], options: GrpcOutputOptions) -> bytes:
@@ -144,26 +192,6 @@ def _format_shared(message: Any, outputs: Mapping[str, Tensor], options: GrpcOut
             raw = b""
         message.raw_output_contents.append(bytes(raw))
     return bytes(message.SerializeToString())
-
-
-def _wants_raw(choice: str, call: Infer, *, is_raw: bool) -> bool:
-    """Return whether the response to a raw or typed request is raw. Raises InvalidInput for an unknown choice.
-
-    Typed requests with content types come from clients of MLServer, some of which read typed contents only; the
-    clients of Triton and KServe read raw contents.
-    """
-    if choice == "as-request":
-        return is_raw
-    if choice == "raw":
-        return is_raw or not has_content_type(call)
-    if choice == "typed":
-        return False
-    raise InvalidInput(f"metadata '{OUTPUT_CONTENTS}': expected raw, typed or as-request, got {choice[:32]!r}")
-
-
-def has_content_type(call: Infer) -> bool:
-    """Return whether a request or one of its inputs has a content type, as those of MLServer's clients have."""
-    return "content_type" in call.parameters or any("content_type" in t.parameters for t in call.inputs.values())
 
 
 def require_model_name(model: str) -> str:
@@ -181,10 +209,7 @@ def _pop_wants_final(parameters: dict[str, Scalar]) -> bool | None:
     return final
 
 
-def _parse_outputs(
-    outputs: Sequence[Any], policy: Policy
-) -> tuple[tuple[str, ...], dict[str, int], dict[str, str], dict[str, RegionSlice]]:
-    """Return the names of the requested outputs, and by name their class counts, content types and regions."""
+def _parse_outputs(outputs: Sequence[Any], policy: Policy) -> "_RequestedOutputs":
     names: dict[str, None] = {}
     classes: dict[str, int] = {}
     content_types: dict[str, str] = {}
@@ -202,40 +227,7 @@ def _parse_outputs(
                 content_types[name] = content_type
             if region_slice := oip.parse_output_region(parameters, name, policy, "output can't set both"):
                 region_slices[name] = region_slice
-    return tuple(names), classes, content_types, region_slices
-
-
-def _parse_inputs(
-    message: Any, raw: Sequence[Buffer], packed: Mapping[int, PackedContents], policy: Policy
-) -> dict[str, Tensor]:
-    if raw and len(raw) != len(message.inputs):
-        _check_raw_count(message, len(raw))
-    if policy.regions is not None:
-        policy.regions.check_total([t.parameters[SIZE].int64_param for t in message.inputs if SIZE in t.parameters])
-    tensors: dict[str, Tensor] = {}
-    in_regions = 0
-    for index, tensor in enumerate(message.inputs):
-        name = tensor.name
-        where = f"input '{name}'"
-        if name in tensors:
-            raise InvalidInput(f"{where} already exists in request")
-        if raw and (index in packed or tensor.HasField("contents")):
-            raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
-        parameters = parameters_from_proto(tensor.parameters, f"{where}: ") if tensor.parameters else {}
-        kind, shape = DATATYPES.get(tensor.datatype) or _parse_datatype(tensor.datatype, where), list(tensor.shape)
-        if parameters and (region_slice := pop_slice(parameters, where)) is not None:
-            in_regions += 1
-            contents = require_regions(policy.regions, where).read(region_slice, where)
-            tensors[name] = tensor_from_raw(where, kind, shape, contents, policy, parameters)
-        elif index in packed:
-            tensors[name] = tensor_from_packed(where, kind, shape, packed[index], policy, parameters)
-        elif raw:
-            tensors[name] = tensor_from_raw(where, kind, shape, raw[index - in_regions], policy, parameters)
-        else:
-            if kind is BYTES and policy.responses_as == "mlserver":
-                shape = _text_shape(shape, tensor.contents.bytes_contents)
-            tensors[name] = tensor_from_contents(where, kind, shape, tensor.contents, policy, parameters)
-    return tensors
+    return _RequestedOutputs(tuple(names), classes, content_types, region_slices)
 
 
 def _text_shape(shape: list[int], texts: Sequence[bytes]) -> list[int]:

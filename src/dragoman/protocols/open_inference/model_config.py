@@ -9,7 +9,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.formats.model_config import config_from_json
 from dragoman.protocols.open_inference.extensions import configuration, metadata_tensors
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import InvalidInput, NotSupported
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.open_inference.extensions import authorized_call

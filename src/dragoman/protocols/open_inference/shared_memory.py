@@ -8,7 +8,7 @@ import msgspec
 
 from dragoman.core.callers import Caller
 from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
 from dragoman.formats.shared_regions import Region, SharedRegions, require_regions
 from dragoman.protocols.open_inference.extensions import authorized_call

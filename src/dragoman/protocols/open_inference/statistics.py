@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.calls import BatchStatistics, ModelStatistics
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 
 
 class Duration(msgspec.Struct):

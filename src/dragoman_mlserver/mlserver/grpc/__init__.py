@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor
-from dragoman.formats import oip_messages
-from dragoman.formats.oip_messages import (
+from dragoman.formats import grpc_messages
+from dragoman.formats.grpc_messages import (
     SERVICE,
     InferParameter,
     InferTensorContents,
@@ -31,8 +31,8 @@ from dragoman.formats.oip_messages import (
     ServerReadyResponse,
     parameters_from_proto,
     parameters_to_proto,
+    tensor_from_contents,
 )
-from dragoman.formats.oip_tensors import tensor_from_contents
 from dragoman_mlserver.mlserver import types
 from dragoman_mlserver.mlserver.raw import POLICY, next_raw, pack, unpack_tensor
 
@@ -54,7 +54,7 @@ class GRPCInferenceServiceStub:
 
     def __init__(self, channel: Any) -> None:
         for method in _UNARY:
-            request, response = (getattr(oip_messages, f"{method}{kind}") for kind in ("Request", "Response"))
+            request, response = (getattr(grpc_messages, f"{method}{kind}") for kind in ("Request", "Response"))
             setattr(self, method, self._method(channel.unary_unary, method, request, response))
         self.ModelStreamInfer = self._method(
             channel.stream_stream, "ModelStreamInfer", ModelInferRequest, ModelInferResponse

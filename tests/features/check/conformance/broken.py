@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from dragoman.formats import oip_messages as m
+from dragoman.formats import grpc_messages as m
 from dragoman_check.conformance.http import HttpTarget, RecordedResponse
 
 Change = Callable[[RecordedResponse], RecordedResponse]
