@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Any, Protocol
 
-from dragoman.core.callers import set_caller
+from dragoman.core.callers import current_caller
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed, WorkerLost, public_text
 from dragoman_triton import pb_utils
@@ -234,7 +234,7 @@ class Instance:
 def _set_origin(batch: Sequence[PendingRequest]) -> None:
     """Set the deadline of the calls that `execute` makes for a batch, the latest of its requests if all have one, and
     their caller: the requests have one owner."""
-    set_caller(batch[0].request.caller)
+    current_caller.set(batch[0].request.caller)
     ends = [pending.request.deadline_s for pending in batch]
     deadline.set(None if None in ends else max(end for end in ends if end is not None))
 

@@ -15,7 +15,7 @@ import pytest
 import dragoman
 from access.access_models import KeyFile, bearer
 from dragoman import INT64, Infer, SequenceOptions, TensorSpec
-from dragoman.core.callers import Caller, get_caller, share_of
+from dragoman.core.callers import Caller, current_caller, share_of
 from dragoman.core.calls import Request
 from dragoman.core.errors import Overloaded
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
@@ -226,7 +226,7 @@ class Square(dragoman.Model):
         self.calls: list[tuple[str, int]] = []
 
     def infer(self, call: Infer) -> Any:
-        self.calls.append((get_caller().owner, len(call.inputs["x"].data)))
+        self.calls.append((current_caller.get().owner, len(call.inputs["x"].data)))
         return {"x": call.inputs["x"].data ** 2}
 
 

@@ -20,19 +20,8 @@ class Caller(msgspec.Struct, frozen=True):
 
 ANYONE: Final = Caller()
 
-_current: Final[ContextVar[Caller]] = ContextVar("dragoman_caller", default=ANYONE)
-
-
-def set_caller(caller: Caller) -> None:
-    """Set the caller for whom a model computes from now on, in this context; cheap if there are no keys."""
-    if caller is not ANYONE or _current.get() is not ANYONE:
-        _current.set(caller)
-
-
-def get_caller() -> Caller:
-    """Return the caller for whom the running model computes."""
-    return _current.get()
-
+# The caller for whom the running model computes.
+current_caller: Final[ContextVar[Caller]] = ContextVar("dragoman_caller", default=ANYONE)
 
 # One owner leaves this part of a table to others: 1 / 8.
 _RESERVED_PART = 8

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import structs
 
 from dragoman.core.audit import log_change
-from dragoman.core.callers import ANYONE, get_caller
+from dragoman.core.callers import ANYONE, current_caller
 from dragoman.core.calls import Describe, ModelDescription, Request, Response
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
 from dragoman.core.spec import ResponseStream
@@ -169,7 +169,7 @@ class _StreamedResponses(Generic[A]):
 
 def _of_caller(request: Request[A]) -> Request[A]:
     """Return a request of a model in the name of the caller for whom it computes."""
-    return request if (caller := get_caller()) is ANYONE else structs.replace(request, caller=caller)
+    return request if (caller := current_caller.get()) is ANYONE else structs.replace(request, caller=caller)
 
 
 class SiblingClient:
@@ -219,9 +219,9 @@ class SiblingClient:
         try:
             self._run_on_loop(change)
         except BaseException as error:
-            log_change(action, get_caller(), {"model": name, "by_model": self._name}, error)
+            log_change(action, current_caller.get(), {"model": name, "by_model": self._name}, error)
             raise
-        log_change(action, get_caller(), {"model": name, "by_model": self._name})
+        log_change(action, current_caller.get(), {"model": name, "by_model": self._name})
 
     def call(self, request: Request[A]) -> A:
         self._registry.users.add(self._name)

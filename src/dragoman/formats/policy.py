@@ -29,9 +29,7 @@ class Policy(ProtocolOptions):
 
     def of(self, owner: str) -> "Policy":
         """Return these settings for the requests of an owner, who has shared memory of its own."""
-        if self.regions is None or not owner:
-            return self
-        return replace(self, regions=self.regions.of(owner))
+        return self if self.regions is None else replace(self, regions=self.regions.of(owner))
 
     def forwarded_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers, named in lower case, that models receive; credentials are never among them."""

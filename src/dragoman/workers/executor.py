@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeGuard
 from msgspec import structs
 
 from dragoman import plugins
-from dragoman.core.callers import set_caller
+from dragoman.core.callers import current_caller
 from dragoman.core.calls import (
     ApplyHessian,
     ApplyJacobian,
@@ -187,7 +187,7 @@ class Executor:
 
     def call(self, request: Request[Any]) -> Any:
         """Return the response. Raises NotSupported if a generator yields none or several chunks."""
-        set_caller(request.caller)
+        current_caller.set(request.caller)
         call = request.call
         function = self._functions.get(type(call))
         if function is not None:
@@ -280,7 +280,7 @@ class Executor:
     # ------------------------------------------------------------------------------------------------------
 
     def _kind(self, request: Request[Any]) -> MethodKind:
-        set_caller(request.caller)
+        current_caller.set(request.caller)
         _check_deadline(request)
         call = type(request.call)
         if call not in self.loaded.calls:

@@ -41,7 +41,7 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
             if datatype is sole.datatype and data.dtype is datatype.dtype and sole.fits(data.shape):
                 return Inference({sole.name: one})
         if type(one) is np.ndarray:
-            return Inference({sole.name: _check_output(sole.name, one, signature)})
+            return Inference({sole.name: _check_output(sole.name, one, sole, signature)})
     encodes_outputs = not signature.unchecked  # otherwise the model itself has encoded them
     if signature.unchecked:
         signature = OPEN
@@ -51,7 +51,11 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     outputs = _named_outputs(result, signature)
     requested = call.outputs or _default_outputs(outputs, signature)
     all_requested = signature.open_outputs and not call.outputs
-    tensors = {n: _check_output(n, v, signature) for n, v in outputs.items() if all_requested or n in requested}
+    tensors = {
+        n: _check_output(n, v, signature.output(n), signature)
+        for n, v in outputs.items()
+        if all_requested or n in requested
+    }
     for name in requested:
         if name not in tensors and not _may_be_missing(name, signature):
             raise _missing_output(name, outputs, signature)
@@ -158,8 +162,7 @@ def _positional(values: tuple[Any, ...], signature: Signature) -> Iterable[tuple
     return zip(names or (f"output-{i}" for i in range(len(values))), values, strict=False)
 
 
-def _check_output(name: Any, value: Any, signature: Signature) -> Tensor:
-    spec = signature.output(name)
+def _check_output(name: Any, value: Any, spec: TensorSpec | None, signature: Signature) -> Tensor:
     if spec is None and not _is_name(name):
         raise InvalidOutput(f"expected non-empty strings as names of outputs, got {name!r}")
     datatype = spec.datatype if spec is not None else None

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import structs
 
 from dragoman.codecs.elements import strings
-from dragoman.core.callers import get_caller
+from dragoman.core.callers import current_caller
 from dragoman.core.calls import Generate, Infer, Inference, Tokenize
 from dragoman.core.datatypes import BOOL, BYTES, INT32, INT64
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, ModelFailed, WorkerLost
@@ -298,7 +298,7 @@ class TextModel(Model):
 
     def _with_owner(self, call: Generate) -> Generate:
         """Return the call with the owner of its request in the salt of the prefix cache, unless owners share it."""
-        owner = "" if self.spec.share_caches else get_caller().owner
+        owner = "" if self.spec.share_caches else current_caller.get().owner
         if not owner:
             return call
         salt = f"{owner}\0{call.sampling.cache_salt}"

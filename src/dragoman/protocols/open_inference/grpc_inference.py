@@ -70,7 +70,9 @@ _NO_OUTPUTS = _RequestedOutputs()
 
 def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], GrpcOutputOptions]:
     """Return the inference request and the options of its response. Raises InvalidInput naming the invalid field."""
-    body, policy = request.body, policy.of(request.caller.owner)
+    body, owner = request.body, request.caller.owner
+    if owner:
+        policy = policy.of(owner)
     if len(body) < SHARED:
         message = parse_message(ModelInferRequest, body)
         raw, packed = message.raw_input_contents, _NOT_PACKED

@@ -79,7 +79,8 @@ def parse_infer_request(http: HttpRequest, policy: Policy) -> tuple[Request[Infe
     elif not len(head):
         raise InvalidInput("the request body is empty; expected an inference request")
     try:
-        body = parse_request(head, rest, policy.of(http.caller.owner))
+        owner = http.caller.owner
+        body = parse_request(head, rest, policy.of(owner) if owner else policy)
     except InvalidInput as error:
         if header is None and "octet-stream" in http.headers.get("content-type", ""):
             hint = "binary tensor data needs the header Inference-Header-Content-Length"
