@@ -5,15 +5,19 @@ import json
 import pickle
 import sys
 from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 import coverage
 
 from benchmarks.mutation.child import Job, run
+from benchmarks.mutation.mutants import Mutant
 from benchmarks.mutation.targets import ROOT, Target
 
 _OF_PROCESSES = 5  # tests for a line that none has run
+_START_S = 0.05  # what any test costs
 
 
 @dataclass(frozen=True)
@@ -25,22 +29,36 @@ class Baseline:
     lines: dict[str, dict[int, set[str]]]
     libraries: list[str]
 
-    def tests(self, module: str, line: int, statement: int) -> list[str]:
-        """Return the tests that run a line, every test for a line that runs when it is imported.
+    def tests(self, mutant: Mutant) -> list[str]:
+        """Return the tests that run the line of a mutant, the most promising first.
 
-        The first ones are the fastest with the first parameters of each test function, then those with the second ones,
-        and so on: variants of one function hardly differ in what they notice. A line that no test has run may be one of
-        processes that are killed before they report theirs: it has the tests that wait longest for others.
+        A line that is imported may matter to every test: those that run others of the module come first. A line that
+        no test has run may be one of processes that are killed before they report theirs: it has the tests that wait
+        longest for others.
         """
-        lines = self.lines.get(module, {})
-        found = lines.get(line, set()) | lines.get(statement, set())
-        if "" in found:
-            found = set(self.seconds)
+        lines = self.lines.get(mutant.module, {})
+        found = lines.get(mutant.line, set()) | lines.get(mutant.statement, set())
         if not found:
             return sorted(self.waits, key=self.waits.__getitem__, reverse=True)[:_OF_PROCESSES]
+        tests = self._in_order(found, lines)
+        if mutant.is_imported or "" in found:
+            tests += self._in_order(set().union(*lines.values()) - set(tests), lines)
+            tests += self._in_order(self.seconds.keys() - set(tests), lines)
+        return tests
+
+    def _in_order(self, tests: AbstractSet[str], lines: Mapping[int, AbstractSet[str]]) -> list[str]:
+        """Return first those that run lines of the module which few others run, and take little time.
+
+        Each test function comes once, with the parameters that come first, then once with the next ones, and so on:
+        variants of one function hardly differ in what they notice.
+        """
+        values: Counter[str] = Counter()
+        for runs in lines.values():
+            values.update(dict.fromkeys(runs & tests, 1 / len(runs)))  # type: ignore[arg-type]
         variants: Counter[str] = Counter()
         ranks = {}
-        for test in sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test)):
+        known = tests & self.seconds.keys()
+        for test in sorted(known, key=lambda test: (-values[test] / (_START_S + self.seconds[test]), test)):
             function = test.partition("[")[0]
             ranks[test] = variants[function]
             variants[function] += 1

@@ -28,11 +28,12 @@ _THRESHOLD = re.compile(r"^(\w+) = .*# performance only\b", re.M)
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one module; `before` and `after` are the changed line."""
+    """One change of one module; `before` and `after` are the changed line, which may run when it is imported."""
 
     module: str
     line: int
     statement: int
+    is_imported: bool
     before: str
     after: str
     source: str
@@ -55,7 +56,7 @@ class Mutants:
 
     def render(self, index: int) -> Mutant | None:
         """One mutant; None where the change gives no other valid module."""
-        (line, statement), node, changed = self._found[index]
+        (line, statement, is_imported), node, changed = self._found[index]
         mutated = self._tree.deep_replace(node, changed)
         assert isinstance(mutated, cst.Module)
         source = mutated.code
@@ -63,7 +64,7 @@ class Mutants:
             return None
         pairs = zip(self._text.splitlines(), source.splitlines(), strict=False)
         before, after = next((a, b) for a, b in pairs if a != b)
-        return Mutant(self.module, line, statement, before.strip(), after.strip(), source)
+        return Mutant(self.module, line, statement, is_imported, before.strip(), after.strip(), source)
 
 
 def _thresholds(module: Path) -> frozenset[str]:
@@ -81,15 +82,20 @@ def _compiles(source: str) -> bool:
 
 
 class _Visitor(cst.CSTVisitor):
-    """Collects `((line, line of its statement), node, changed node)`, skipping by rule what `docs/testing.md` lists."""
+    """Collects `((line, line of its statement, whether it is imported), node, changed node)`.
+
+    It skips by rule what `docs/testing.md` lists.
+    """
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
     def __init__(self, thresholds: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self._thresholds = thresholds
-        self.found: list[tuple[tuple[int, int], cst.CSTNode, cst.CSTNode]] = []
+        self.found: list[tuple[tuple[int, int, bool], cst.CSTNode, cst.CSTNode]] = []
         self._statement = 0
+        self._functions = 0  # around the node; the header of the outermost one runs when the module is imported
+        self._in_header = False
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if isinstance(node, _NEVER_VISITED) or _is_text(node) or _is_type(node) or _is_trivial(node):
@@ -98,6 +104,9 @@ class _Visitor(cst.CSTVisitor):
             return False
         if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
             self._statement = self.get_metadata(PositionProvider, node).start.line
+            self._in_header = isinstance(node, cst.FunctionDef) and not self._functions
+        if isinstance(node, cst.FunctionDef):
+            self._functions += 1
         if isinstance(node, cst.ClassDef):  # the class header holds bases and options only
             node.body.visit(self)
             return False
@@ -107,6 +116,11 @@ class _Visitor(cst.CSTVisitor):
         if not _is_strict_zip(node) and not (isinstance(node, cst.IfExp) and self._compares_threshold(node.test)):
             self._mutate(node)
         return not (isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value == "strict")
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        if isinstance(original_node, cst.FunctionDef):
+            self._functions -= 1
+        super().on_leave(original_node)
 
     def _compares_threshold(self, node: cst.CSTNode) -> bool:
         if not isinstance(node, cst.Comparison):
@@ -125,7 +139,7 @@ class _Visitor(cst.CSTVisitor):
 
     def _mutate(self, node: cst.CSTNode) -> None:
         line = self.get_metadata(PositionProvider, node).start.line
-        at = line, self._statement or line
+        at = line, self._statement or line, self._in_header or not self._functions
         for kind, operator in mutation_operators:
             if isinstance(node, kind):
                 changes = [changed for changed in operator(node) if not _is_false_to_none(node, changed)]

@@ -56,6 +56,8 @@ _ACCESS_TESTS = (
     "admin_port",
     "api_keys",
     "audit",
+    "caller_engine",
+    "control",
     "grpc_keys",
     "http2_keys",
     "loopback_control",

@@ -14,6 +14,7 @@ import pytest
 
 import dragoman
 from access.access_models import BODY, Doubler, KeyFile, Tripler, bearer, connect
+from dragoman.access.control import AccessControl, AccessRules
 from dragoman.access.failures import FailedAttempts
 from dragoman.access.grants import CallLimiter
 from dragoman.access.keys import create_key, parse_keys
@@ -368,7 +369,11 @@ def test_failed_attempts_that_are_rare_or_without_a_limit() -> None:
 def test_the_oldest_addresses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.access.failures._MAX_ADDRESSES", 2)
     failures = FailedAttempts(1, lambda: 0.0)
-    for address in ("a", "b", "a", "c"):
+    for address in ("a", "b", "b"):
+        failures.add(address, "invalid")
+    with pytest.raises(RateLimited):
+        failures.check("a")
+    for address in ("a", "c"):
         failures.add(address, "invalid")
     failures.check("b")
     for address in ("a", "c"):
@@ -434,6 +439,21 @@ async def test_new_and_deleted_keys_take_effect_on_open_connections(server: Rest
     server.dragoman.reload()
     assert await status() == 401
     connection.writer.close()
+
+
+def test_keys_that_do_not_change_keep_the_state_of_their_limits(keys: KeyFile) -> None:
+    slow = bearer(keys.add("slow", calls_per_s=0.01))
+    access = AccessControl(AccessRules(keys_file=str(keys.path)))
+    granted = access.authorize("infer", slow, lambda: "10.0.0.1")
+    keys.add("other")
+    access.reload()
+    assert access.authorize("infer", slow, lambda: "10.0.0.1") is granted
+    assert granted.limiter is not None
+    granted.limiter.acquire()
+    keys.path.write_text(keys.path.read_text().replace("calls_per_s = 0.01", "calls_per_s = 0.02"))
+    access.reload()
+    changed = access.authorize("infer", slow, lambda: "10.0.0.1")
+    assert (changed is granted, changed.calls_per_s) == (False, 0.02)
 
 
 async def test_a_changed_file_is_read_without_a_signal(server: RestServer, keys: KeyFile) -> None:
@@ -525,7 +545,7 @@ async def test_a_key_that_expires_is_rejected_on_open_connections(
 
 
 async def test_a_single_key_is_enough() -> None:
-    with pytest.raises(InvalidInput, match="'api_key': expected at least 20 characters, got 5"):
+    with pytest.raises(InvalidInput, match="'api_key': expected 20 to 8192 characters, got 5"):
         dragoman.asgi(Doubler, api_key="short")
     key = create_key()
     async with serving(Doubler, api_key=key) as server:

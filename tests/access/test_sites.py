@@ -174,6 +174,22 @@ def test_which_pages_are_of_other_sites(headers: Mapping[str, str], is_foreign: 
         rules.check("POST", {**host, **headers, "content-type": media_type})  # only after a preflight request
 
 
+@pytest.mark.parametrize(
+    ("headers", "shown"),
+    [
+        ({"origin": "null"}, "Origin 'null'"),
+        ({"origin": "https://" + "a" * 300}, f"Origin 'https://{'a' * 248}'"),
+        ({"sec-fetch-site": "cross-site"}, "Sec-Fetch-Site 'cross-site'"),
+        ({"sec-fetch-site": "s" * 300}, f"Sec-Fetch-Site '{'s' * 256}'"),
+        ({"sec-fetch-site": "cross-site", "origin": "https://b.org"}, "Origin 'https://b.org'"),
+    ],
+)
+def test_the_sender_of_a_rejected_request_is_named(headers: Mapping[str, str], shown: str) -> None:
+    with pytest.raises(Forbidden) as found:
+        SiteRules().check("POST", headers)
+    assert f"got one of {shown}; allowed ones are in the setting 'cors_origins'" in found.value.message
+
+
 @pytest.mark.parametrize("http2", [False, True])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 async def test_pages_of_other_sites_cannot_compute(http2: bool, host: str) -> None:

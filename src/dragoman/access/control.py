@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from dragoman.access.failures import EXPIRED, FORBIDDEN, FOREIGN, INVALID, MISSING, FailedAttempts
 from dragoman.access.grants import ANONYMOUS, EVERYTHING, Grant
-from dragoman.access.keys import MIN_LENGTH, digest_of, is_writable_by_everyone, read_keys, single_key
+from dragoman.access.keys import MAX_LENGTH, MIN_LENGTH, digest_of, is_writable_by_everyone, read_keys, single_key
 from dragoman.access.refusals import Refusals
 from dragoman.access.sites import SiteRules, check_control
 from dragoman.access.tokens import TokenVerifier
@@ -20,8 +20,6 @@ from dragoman.protocols.wire import Role, bearer_token
 
 log = logging.getLogger("dragoman.access")
 
-# Longer credentials are rejected before anything is computed from them.
-_MAX_CREDENTIAL = 8192
 _EXPECTED = "expected a header 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
 _CONTROL_EXPECTED = "This API is restricted, expecting header 'Authorization: Bearer <control token>'"
 
@@ -56,11 +54,14 @@ class AccessRules:
 class AccessControl:
     """Decides about requests. Without keys and tokens only model control needs a credential, the control token.
 
-    `refusals` logs those that are refused. Raises InvalidInput if the key file is invalid. If it becomes invalid later,
-    every request is rejected until it is valid again.
+    `refusals` logs those that are refused. Raises InvalidInput if the key file, the key or the control token is invalid.
+    If the file becomes invalid later, every request is rejected until it is valid again.
     """
 
     def __init__(self, rules: AccessRules) -> None:
+        if len(rules.control_token) > MAX_LENGTH:
+            got = len(rules.control_token)
+            raise InvalidInput(f"setting 'control_token': expected at most {MAX_LENGTH} characters, got {got}")
         self._rules = rules
         self.tokens = rules.tokens
         # What needs no credential.
@@ -161,7 +162,7 @@ class AccessControl:
         try:
             if role == "admin" and not credential and self._rules.control_loopback and is_local(headers, address()):
                 return _LOCAL
-            grant = self._grants.get(digest_of(credential)) if len(credential) <= _MAX_CREDENTIAL else None
+            grant = self._grants.get(digest_of(credential)) if len(credential) <= MAX_LENGTH else None
             name = "" if grant is None else grant.name
             if grant is None or grant is self._control or grant.expires_s <= time.time():
                 grant = self._resolve(credential, grant, address)
@@ -207,7 +208,7 @@ class AccessControl:
     def _grant_of_token(self, credential: str, address: Callable[[], str]) -> Grant | None:
         """Return the grant of a JSON Web Token, None for what is none."""
         tokens = self.tokens
-        if tokens is None or credential.count(".") != 2 or len(credential) > _MAX_CREDENTIAL:
+        if tokens is None or credential.count(".") != 2 or len(credential) > MAX_LENGTH:
             return None
         try:
             return tokens.find(credential) or tokens.verify(credential)

@@ -23,6 +23,8 @@ from dragoman.system.files import replace_file
 PREFIX = "drg_"
 # Shorter keys could be guessed from their hash.
 MIN_LENGTH = 20
+# Longer credentials are rejected before anything is computed from them.
+MAX_LENGTH = 8192
 _HEADER = "# API keys of Dragoman: `dragoman keys create NAME` adds one. Only hashes are stored.\n"
 
 
@@ -60,9 +62,9 @@ def digest_of(key: str) -> bytes:
 
 
 def single_key(key: str) -> StoredKey:
-    """Return the entry of a key that has every role. Raises InvalidInput if it is too short."""
-    if len(key) < MIN_LENGTH:
-        raise InvalidInput(f"setting 'api_key': expected at least {MIN_LENGTH} characters, got {len(key)}")
+    """Return the entry of a key that has every role. Raises InvalidInput if it is too short or too long."""
+    if not MIN_LENGTH <= len(key) <= MAX_LENGTH:
+        raise InvalidInput(f"setting 'api_key': expected {MIN_LENGTH} to {MAX_LENGTH} characters, got {len(key)}")
     return StoredKey(digest_of(key), Grant("api_key", EVERYTHING, owner="api_key"))
 
 

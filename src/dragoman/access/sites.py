@@ -53,9 +53,10 @@ class SiteRules:
             return
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type in _SIMPLE_TYPES and not (origin is not None and self.allows_origin(origin)):
+            name, value = ("Origin", origin) if origin is not None else ("Sec-Fetch-Site", site or "")
             raise Forbidden(
-                f"this server rejects requests of pages of other sites, got one of Origin "
-                f"{(origin or '')[:_MAX_SHOWN]!r}; allowed ones are in the setting 'cors_origins' (--cors-origins)"
+                f"this server rejects requests of pages of other sites, got one of {name} {value[:_MAX_SHOWN]!r}; "
+                "allowed ones are in the setting 'cors_origins' (--cors-origins)"
             )
 
     def _allows_host(self, headers: Mapping[str, str]) -> bool:
