@@ -54,8 +54,8 @@ class AccessRules:
 class AccessControl:
     """Decides about requests. Without keys and tokens only model control needs a credential, the control token.
 
-    `refusals` logs those that are refused. Raises InvalidInput if the key file, the key or the control token is invalid.
-    If the file becomes invalid later, every request is rejected until it is valid again.
+    `refusals` logs those that are refused. Raises InvalidInput if the key file, the key or the control token is
+    invalid. If the file becomes invalid later, every request is rejected until it is valid again.
     """
 
     def __init__(self, rules: AccessRules) -> None:

@@ -49,7 +49,7 @@ class SiteRules:
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         if method in _SAFE_METHODS or (site is None and origin is None) or site in ("same-origin", "none"):
             return
-        if site is None and origin is not None and _host_of(origin) == headers.get("host", "").lower():
+        if site is None and origin is not None and _is_of_host(origin, headers.get("host", "")):
             return
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type in _SIMPLE_TYPES and not (origin is not None and self.allows_origin(origin)):
@@ -85,17 +85,17 @@ def check_control(headers: Mapping[str, str]) -> None:
         return
     try:
         name = urlsplit(origin).hostname or ""
-        if _host_of(origin) == host.lower() and (name == "localhost" or _is_address(name)):
+        if _is_of_host(origin, host) and (name == "localhost" or _is_address(name)):
             return
     except ValueError:
         pass
     raise Forbidden(f"model control from a web page needs a control token, got none and Origin {origin[:_MAX_SHOWN]!r}")
 
 
-def _host_of(origin: str) -> str:
-    """Return the host of an origin, with its port unless that is the default; "" if it is none of a web page."""
+def _is_of_host(origin: str, host: str) -> bool:
+    """Return whether an origin is that of a page which a host serves, with its port unless that is the default."""
     match = _ORIGIN.fullmatch(origin.lower())
-    return match[1] if match else ""
+    return match is not None and match[1] == host.lower()
 
 
 _ORIGIN = re.compile(r"https?://([^/?#@]+)")
