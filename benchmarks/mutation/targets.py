@@ -198,6 +198,6 @@ TARGETS = (
     Target(
         "kserve",
         ("dragoman_kserve/*.py",),
-        ("tests/features/kserve/test_kserve_doctor.py", "tests/features/kserve/test_kserve_models.py"),
+        tuple(f"tests/features/kserve/test_kserve_{part}.py" for part in ("details", "doctor", "models")),
     ),
 )

@@ -297,12 +297,11 @@ async def _chunks(result: AsyncIterator[Any]) -> AsyncGenerator[Handled, None]:
 
 def _to_handled(result: Any, headers: dict[str, str]) -> Handled:
     """Return the response for a result: JSON, or text or bytes as they are."""
-    lower_headers = {name.lower(): value for name, value in headers.items()}
-    content_type = lower_headers.pop("content-type", "")
+    content_type = headers.pop("content-type", "")
     if isinstance(result, str):
-        return Handled(result.encode(), content_type or "text/plain; charset=utf-8", metadata=lower_headers)
+        return Handled(result.encode(), content_type or "text/plain; charset=utf-8", metadata=headers)
     if isinstance(result, bytes):
-        return Handled(result, content_type or "application/octet-stream", metadata=lower_headers)
+        return Handled(result, content_type or "application/octet-stream", metadata=headers)
     if hasattr(result, "to_rest"):
         result, length = result.to_rest()
         if length is not None:
@@ -313,7 +312,7 @@ def _to_handled(result: Any, headers: dict[str, str]) -> Handled:
         raise InvalidOutput(
             f"expected a response that can be sent as JSON, got {type(result).__name__}: {error}"
         ) from error
-    return Handled(content, metadata=lower_headers)
+    return Handled(content, metadata=headers)
 
 
 # --- V2 responses ------------------------------------------------------------------------------------------------
