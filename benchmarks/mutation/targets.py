@@ -121,6 +121,7 @@ _TRITON_TESTS = (
     "repository",
     "sequences",
     "streams",
+    "tensors",
     "timeouts",
 )
 
