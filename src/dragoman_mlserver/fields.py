@@ -45,14 +45,14 @@ SERVER: Mapping[str, Field] = {
     "extensions": Field("unused", "metadata lists the supported extensions", "", []),
     "environments_dir": Field("unused", _ENVIRONMENT),
     "metrics_endpoint": Field("same", "", "metrics_path"),
-    "metrics_port": Field("different", _METRICS, "", 8082),
-    "metrics_rest_server_prefix": Field("different", _METRIC_NAMES, "", "rest_server"),
+    "metrics_port": Field("different", _METRICS),
+    "metrics_rest_server_prefix": Field("different", _METRIC_NAMES),
     "metrics_dir": Field("unused", "the server creates a folder for them"),
     "logging_settings": Field("unused", _LOGGING),
     "root_path": Field("same", "", "root_path"),
     "cors_settings": Field("same", "", "cors_origins"),
     "tracing_server": Field("missing", "traces are exported with --tracing-endpoint http://HOST:4318"),
-    "cache_enabled": Field("different", _CACHE, "", False),
+    "cache_enabled": Field("different", _CACHE),
     "cache_size": Field("unused", _CACHE, "", 100),
     "load_models_at_startup": Field("same", "", "load_at_start"),
     "model_repository_root": Field("rejected", "serve that folder instead: dragoman serve FOLDER", "", "."),
@@ -76,7 +76,7 @@ MODEL: Mapping[str, Field] = {
         "different", "the number of this model's worker processes; 0 runs it in the server process"
     ),
     "warm_workers": Field("unused", "worker processes are always warm", "", False),
-    "cache_enabled": Field("different", f"with cache_enabled of settings.json; {_CACHE}", "", False),
+    "cache_enabled": Field("different", f"with cache_enabled of settings.json; {_CACHE}"),
 }
 
 PARAMETERS: Mapping[str, Field] = {

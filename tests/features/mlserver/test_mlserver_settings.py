@@ -11,10 +11,11 @@ import pytest
 import dragoman
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import InvalidInput
+from dragoman.core.remarks import Field
 from dragoman.core.tensor import Tensor
 from dragoman.engine_setup import settings_for
 from dragoman.plugins import built_in_runtimes
-from dragoman_mlserver.fields import MODEL, PARAMETERS, SERVER
+from dragoman_mlserver.fields import MODEL, PARAMETERS, SERVER, remarks_on
 from dragoman_mlserver.files import RUNTIMES, environment_paths, model_table, server_table
 
 # As the documentation of MLServer 1.7 lists them.
@@ -42,6 +43,53 @@ def test_the_tables_have_every_field() -> None:
     for table in (SERVER, MODEL, PARAMETERS):
         assert all(field.note for field in table.values() if field.effect != "same")
     assert {known.runtime for known in RUNTIMES.values()} <= set(built_in_runtimes())
+
+
+EFFECTS = {
+    "same": """
+        http_port grpc_port server_name gzip_enabled use_structured_logging metrics_endpoint root_path cors_settings
+        load_models_at_startup kafka_topic_input kafka_topic_output name implementation platform max_batch_time
+        parameters versions uri version content_type extra
+    """,
+    "different": """
+        host grpc_max_message_length parallel_workers metrics_port metrics_rest_server_prefix cache_enabled inputs
+        outputs max_batch_size
+    """,
+    "unused": """
+        debug parallel_workers_timeout server_version extensions environments_dir metrics_dir logging_settings
+        cache_size model_repository_implementation_args warm_workers format inference_pool_gid
+        autogenerate_inference_pool_gid
+    """,
+    "missing": "tracing_server kafka_enabled kafka_servers",
+    "rejected": "model_repository_root model_repository_implementation environment_path environment_tarball",
+}
+# Where it is not null.
+DEFAULTS: dict[str, Any] = {
+    "debug": True,
+    "parallel_workers_timeout": 5,
+    "extensions": [],
+    "cache_size": 100,
+    "model_repository_root": ".",
+    "model_repository_implementation_args": {},
+    "kafka_enabled": False,
+    "kafka_servers": "localhost:9092",
+    "warm_workers": False,
+    "autogenerate_inference_pool_gid": False,
+}
+
+
+@pytest.mark.parametrize("table", [SERVER, MODEL, PARAMETERS], ids=["server", "model", "parameters"])
+def test_the_effect_of_every_field(table: dict[str, Field]) -> None:
+    effects = {name: effect for effect, names in EFFECTS.items() for name in names.split()}
+    found = list(remarks_on(dict.fromkeys(table, "other"), table, "file", "prefix."))
+    expected = {f"prefix.{name}": effects[name] for name in table if effects[name] not in ("same", "different")}
+    assert {r.subject: r.effect for r in found if r.effect not in ("same", "different")} == expected
+    assert {r.location for r in found} == {"file"}
+    for value in (lambda name: DEFAULTS.get(name), lambda name: str(DEFAULTS.get(name, "none"))):
+        kept = list(remarks_on({name: value(name) for name in table}, table, "file"))
+        assert {r.effect for r in kept} <= {"same", "different"}
+    unknown = list(remarks_on({"mine": 1}, table, "file"))
+    assert [(r.subject, r.effect) for r in unknown] == [("mine", "same" if table is PARAMETERS else "unused")]
 
 
 @pytest.mark.parametrize(
