@@ -117,3 +117,29 @@ def test_a_page_of_another_site_is_refused_counted_and_logged(caplog: pytest.Log
     assert fields == [("POST /infer", "", "10.0.0.1"), ("POST /admin", "", "10.0.0.1")]
     # A credential is proof enough, where one is needed.
     AccessControl(AccessRules(api_key="k" * 20)).check_site("infer", "POST", page, address, "")
+
+
+@pytest.mark.parametrize(
+    ("rules", "role", "headers", "client", "expected"),
+    [
+        (AccessRules(), "infer", {}, "10.0.0.1", ("", "")),
+        (AccessRules(control_loopback=True), "admin", {"host": "localhost:8"}, "127.0.0.1", ("loopback", "")),
+        (AccessRules(control_token="t"), "admin", bearer("t"), "10.0.0.1", ("control_token", "")),
+        (AccessRules(api_key=LONGEST), "read", bearer(LONGEST), "10.0.0.1", ("api_key", "api_key")),
+        (
+            AccessRules(api_key=LONGEST, control_token="t"),
+            "infer",
+            bearer("t"),
+            "10.0.0.1",
+            ("control_token", "control_token"),
+        ),
+    ],
+)
+def test_the_name_and_the_owner_of_a_caller(
+    rules: AccessRules, role: Role, headers: Mapping[str, str], client: str, expected: tuple[str, str]
+) -> None:
+    grant = AccessControl(rules).authorize(role, headers, lambda: client)
+    caller = grant.caller(client)
+    assert (caller.name, caller.owner, caller.address) == (*expected, client)
+    assert (grant.roles, grant.models, grant.limiter) == ({"infer", "read", "admin"}, None, None)
+    assert grant.is_anonymous is (expected[1] == "")
