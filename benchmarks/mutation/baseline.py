@@ -18,6 +18,7 @@ from benchmarks.mutation.targets import ROOT, Target
 
 _OF_PROCESSES = 5  # tests for a line that none has run
 _START_S = 0.05  # what any test costs
+_OF_VARIANT = 0.8
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,19 @@ class Baseline:
     def _in_order(self, tests: AbstractSet[str], lines: Mapping[int, AbstractSet[str]]) -> list[str]:
         """Return first those that run lines of the module which few others run, and take little time.
 
-        Each test function comes once, with the parameters that come first, then once with the next ones, and so on:
-        variants of one function hardly differ in what they notice.
+        Variants of one test function hardly differ in what they run: each further one counts less.
         """
         values: Counter[str] = Counter()
         for runs in lines.values():
             values.update(dict.fromkeys(runs & tests, 1 / len(runs)))  # type: ignore[arg-type]
-        variants: Counter[str] = Counter()
-        ranks = {}
         known = tests & self.seconds.keys()
-        for test in sorted(known, key=lambda test: (-values[test] / (_START_S + self.seconds[test]), test)):
+        worth = {test: values[test] / (_START_S + self.seconds[test]) for test in known}
+        variants: Counter[str] = Counter()
+        for test in sorted(known, key=lambda test: (-worth[test], test)):
             function = test.partition("[")[0]
-            ranks[test] = variants[function]
+            worth[test] *= _OF_VARIANT ** variants[function]
             variants[function] += 1
-        return sorted(ranks, key=ranks.__getitem__)
+        return sorted(known, key=lambda test: (-worth[test], test))
 
 
 def measure(target: Target, tree: Path, folder: Path) -> Baseline:

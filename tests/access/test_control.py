@@ -58,6 +58,16 @@ def test_refused_requests_are_counted_by_their_reason(keys: KeyFile, caplog: pyt
     assert access.authorize("infer", user, address).name == "user"
 
 
+def test_an_address_has_thirty_attempts_a_minute_by_default(keys: KeyFile) -> None:
+    access = AccessControl(AccessRules(keys_file=str(keys.path)))
+    for _ in range(30):
+        with pytest.raises(Unauthorized):
+            access.authorize("infer", bearer("wrong"), address)
+    with pytest.raises(RateLimited) as found:
+        access.authorize("infer", bearer("wrong"), address)
+    assert 0 < found.value.retry_after_s <= 2.0
+
+
 def test_without_readable_keys_every_request_is_rejected_and_none_is_a_guess(keys: KeyFile) -> None:
     access = AccessControl(AccessRules(keys_file=str(keys.path), failures_per_minute=1))
     version = access.version

@@ -16,7 +16,7 @@ import pytest
 import dragoman
 from access.access_models import BODY, Doubler, Tripler, bearer
 from dragoman.access.tokens import TokenRules, TokenVerifier
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, Unauthorized
 from rest.rest_server import serving
 
 jwt = pytest.importorskip("jwt")
@@ -178,6 +178,109 @@ def test_a_verified_token_ends_when_it_expires(issuer: Issuer, tmp_path: Path, m
     assert verifier.find(token) is grant
     monkeypatch.setattr(time, "time", lambda: now_s + 161)
     assert verifier.find(token) is None
+
+
+def token_verifier(path: Path, *issuers: Issuer) -> TokenVerifier:
+    return TokenVerifier(TokenRules(jwks=str(write(path, *issuers)), issuer=ISSUER, audience=AUDIENCE))
+
+
+def test_a_verified_token_is_verified_again_after_five_minutes(
+    issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier, token, now_s = (
+        token_verifier(tmp_path / "jwks", issuer),
+        issuer.token(exp=time.time() + 9000),
+        time.time(),
+    )
+    grant = verifier.verify(token)
+    monkeypatch.setattr(time, "time", lambda: now_s + 299)
+    assert verifier.find(token) is grant
+    monkeypatch.setattr(time, "time", lambda: now_s + 302)
+    assert verifier.find(token) is None
+    monkeypatch.undo()
+    monkeypatch.setattr("dragoman.access.tokens._MAX_CACHED", 2)
+    tokens = [issuer.token(sub=name) for name in "abc"]
+    for each in tokens:
+        verifier.verify(each)
+    assert [verifier.find(each) is not None for each in tokens] == [False, True, True]
+    verifier.reload()
+    assert [verifier.find(each) for each in tokens] == [None] * 3
+
+
+def test_the_grant_of_a_token(issuer: Issuer, tmp_path: Path) -> None:
+    verifier = token_verifier(tmp_path / "jwks", issuer)
+    first, again = (verifier.verify(issuer.token(sub="s" * 70, roles=["read"], n=n)) for n in (1, 2))
+    assert (first.name, first.roles, first.models, first.limiter) == ("s" * 64, {"read"}, None, None)
+    assert first.owner.startswith("jwt:")
+    assert (first.owner == again.owner, first.owner == verifier.verify(issuer.token(sub="s" * 64)).owner) == (
+        True,
+        False,
+    )
+    nobody, other = (verifier.verify(issuer.token("sub", n=n)) for n in (1, 2))  # without a subject each has its own
+    assert (nobody.name, nobody.owner == other.owner) == ("", False)
+    assert verifier.verify(issuer.token("roles")).roles == frozenset()
+    assert verifier.verify(issuer.token(roles="admin")).roles == {"infer", "read", "admin"}
+    assert verifier.verify(issuer.token(models=["a", "b"])).models == {"a", "b"}
+    assert verifier.verify(issuer.token(models="a b")).models == {"a", "b"}
+    assert verifier.verify(issuer.token(models=[])).models == frozenset()
+
+
+def test_the_key_of_a_token(tmp_path: Path) -> None:
+    one, two, nameless = Issuer("one"), Issuer("two"), Issuer("")
+    single = token_verifier(tmp_path / "one", one)
+    token = jwt.encode({"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 300}, one.private, "ES256")
+    assert single.verify(token).name == ""  # there is no other key
+    with pytest.raises(Unauthorized, match=r"^the token is not valid: it is signed by an unknown key$"):
+        token_verifier(tmp_path / "two", one, two).verify(token)
+    assert token_verifier(tmp_path / "three", two, nameless).verify(nameless.token()).name == "ann"
+    with pytest.raises(Unauthorized, match="unknown key"):
+        single.verify(two.token())
+
+
+def test_keys_that_encrypt_verify_no_token(issuer: Issuer, tmp_path: Path) -> None:
+    file, other = tmp_path / "jwks", Issuer("enc")
+    file.write_text(json.dumps({"keys": [{**other.jwk, "use": "enc"}, issuer.jwk]}))
+    verifier = TokenVerifier(TokenRules(jwks=str(file), issuer=ISSUER, audience=AUDIENCE))
+    assert verifier.files == (file,)
+    assert verifier.verify(issuer.token()).name == "ann"
+    with pytest.raises(Unauthorized, match="unknown key"):
+        verifier.verify(other.token())
+
+
+async def test_when_a_url_is_read_again(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every 300 s, and for a token of an unknown key after 30 s at the earliest."""
+    verifier = TokenVerifier(TokenRules(jwks="https://issuer.example/jwks", issuer=ISSUER, audience=AUDIENCE))
+    assert (verifier.is_remote, verifier.files) == (True, ())
+    found = json.dumps({"keys": [issuer.jwk]}).encode()
+    replies: list[bytes | None] = [None, found, found, None, found]  # None: it cannot be read
+    now_s, reads, changes = 0.0, [], []
+
+    def download(url: str) -> bytes:
+        reads.append((url, now_s))
+        reply = replies[len(reads) - 1]
+        if reply is None:
+            raise OSError("refused")
+        return reply
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        if now_s in (335.0, 400.0):
+            with pytest.raises(Unauthorized):
+                verifier.verify(Issuer("new").token())
+        if len(reads) == len(replies):
+            raise asyncio.CancelledError
+
+    verifier.on_change = lambda: changes.append(now_s)
+    monkeypatch.setattr("dragoman.access.download.download", download)
+    monkeypatch.setattr("dragoman.access.tokens.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await verifier.refresh()
+    # At the start, 30 s after that failed, 300 s later, 65 s after that for a token, 300 s after that failed: the last
+    # keys stayed.
+    assert [at for _, at in reads] == [0.0, 30.0, 330.0, 360.0, 400.0]
+    assert {url for url, _ in reads} == {"https://issuer.example/jwks"}
+    assert changes == [30.0, 330.0, 400.0]
 
 
 async def test_a_changed_file_replaces_the_keys(

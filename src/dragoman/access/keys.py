@@ -31,8 +31,8 @@ _HEADER = "# API keys of Dragoman: `dragoman keys create NAME` adds one. Only ha
 class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
     """An entry as it is written in the file."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     roles: Annotated[list[Role], msgspec.Meta(min_length=1)]
     models: Annotated[list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)] | None = None
     calls_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0

@@ -62,8 +62,8 @@ _Ages = tuple[
     list[tuple[str, str, float | None, float | None, Any]],
 ]
 
-_MetricName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z_:][a-zA-Z0-9_:]*$")]
-_LabelName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")]
+_MetricName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*\Z")]
+_LabelName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*\Z")]
 # Name, kind, help, and the names, labels and values of the samples.
 _FamilyRow = tuple[_MetricName, Kind, str, list[tuple[_MetricName, dict[_LabelName, str], float]]]
 
