@@ -12,6 +12,7 @@ import pytest
 from dragoman.core.calls import Infer, Request
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, FP64, datatype_of
 from dragoman.core.errors import ModelFailed
+from dragoman.core.metrics import Family, Sample
 from dragoman.core.sequences import SequenceStep
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.system.coroutines import complete
@@ -20,6 +21,7 @@ from dragoman.workers.channel import Channel, receive
 from dragoman.workers.frames import Frame, FrameKind, FrameParser, encode
 from dragoman.workers.jobs import Job
 from dragoman.workers.shared_blocks import BlockReader, close_files
+from dragoman.workers.worker_messages import Measurements, serialize_message
 from workers.workers_harness import PLACEMENTS, call, first_value, pool_of, processes, wait_until
 
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
@@ -195,3 +197,12 @@ def test_only_shared_buffers_are_opened(tmp_path: Path) -> None:
     close_files([descriptor])
     with pytest.raises(ValueError, match="expected the path of a shared buffer"):
         reader.open_shared(1 << 62 | 1, 0, 6, str(secret))
+
+
+@pytest.mark.parametrize(
+    ("family", "sample", "label"), [("a\n", "a", "b"), ("a", "a\n", "b"), ("a", "a", "b\n"), ("a", "a b", "b")]
+)
+def test_names_of_metrics_that_would_break_their_format_are_not_sent(family: str, sample: str, label: str) -> None:
+    serialize_message(Measurements((Family("a", "gauge", "A gauge.", (Sample("a", {"b": "c\n"}, 1.0),)),)))
+    with pytest.raises(ValueError, match="Expected `str` matching regex"):
+        serialize_message(Measurements((Family(family, "gauge", "A gauge.", (Sample(sample, {label: "c"}, 1.0),)),)))
