@@ -117,6 +117,7 @@ _TRITON_TESTS = (
     "ensembles",
     "instances",
     "load",
+    "metrics",
     "python",
     "repository",
     "sequences",
