@@ -111,7 +111,7 @@ _GENERATION_TESTS = (
     "generation_vision",
     "message_forms",
 )
-_MLSERVER_TESTS = ("columns", "doctor", "folder", "huggingface", "module", "runtimes", "settings")
+_MLSERVER_TESTS = ("columns", "doctor", "files", "folder", "huggingface", "module", "runtimes", "settings")
 _TRITON_TESTS = (
     "config",
     "ensembles",

@@ -357,7 +357,11 @@ def _value(key: str, text: str) -> Any:
 def _read_file(path: Path) -> Iterator[tuple[str, str]]:
     if not path.is_file():
         return
-    for line in path.read_text().splitlines():
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
+    for line in text.splitlines():
         key, separator, value = line.strip().removeprefix("export ").partition("=")
         if separator and not key.startswith("#"):
             yield key.strip(), value.strip().strip("'\"")
