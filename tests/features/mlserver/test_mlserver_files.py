@@ -219,7 +219,7 @@ def test_variables_of_a_file_and_of_the_environment(tmp_path: Path, monkeypatch:
     (tmp_path / "model-settings.json").write_text("{}")
     assert environment_table(tmp_path) is None  # the file describes the model
     monkeypatch.setenv("MLSERVER_MODEL_PARAMETERS", "{")
-    with pytest.raises(InvalidInput, match="environment variable MLSERVER_MODEL_PARAMETERS: expected JSON, got '.': "):
+    with pytest.raises(InvalidInput, match=r"environment variable MLSERVER_MODEL_PARAMETERS: expected JSON, got '.': "):
         table(tmp_path, {})
 
 
