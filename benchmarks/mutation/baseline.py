@@ -54,7 +54,7 @@ class Baseline:
         """
         values: Counter[str] = Counter()
         for runs in lines.values():
-            values.update(dict.fromkeys(runs & tests, 1 / len(runs)))  # type: ignore[arg-type]
+            values.update(dict.fromkeys(runs & tests, 1 / len(runs)))
         known = tests & self.seconds.keys()
         worth = {test: values[test] / (_START_S + self.seconds[test]) for test in known}
         variants: Counter[str] = Counter()

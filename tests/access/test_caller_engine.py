@@ -175,7 +175,8 @@ async def test_a_call_counts_until_it_ends(waits: bool) -> None:
         else:
             assert isinstance(first, Response)
     stream = ours.stream(Request(Generate(prompts=()), "a"))
-    assert (await anext(stream)).answer == 1
+    part: Any = (await anext(stream)).answer
+    assert part == 1
     with pytest.raises(RateLimited):
         ours.begin(Request(INFER, "a"))
     await stream.aclose()
@@ -197,7 +198,7 @@ async def test_another_process_counts_the_calls_of_a_key_with_limits() -> None:
     ours, _ = caller_engine(engine, grant(MODELS, 2.0, 1))
     for _ in range(3):  # none is refused here
         await ours.call(Request(INFER, "a"))
-    stream = [part.answer async for part in ours.stream(Request(Generate(prompts=()), "a"))]
+    stream: list[Any] = [part.answer async for part in ours.stream(Request(Generate(prompts=()), "a"))]
     assert stream == [1, 2]
     found: list[Any] = [request.call for request in engine.requests]
     assert [type(call) for call in found] == [LimitedCall] * 4

@@ -96,6 +96,7 @@ def test_outputs_of_responses() -> None:
     raw.set_data_from_numpy(np.array([3, 4], np.int32), binary_data=True)
     assert to_inference({"outputs": [raw]}).outputs["y"].data.tolist() == [3, 4]
     assert to_inference({"outputs": []}) == to_inference(InferResponse("1", "m", []))
+    wrong: Any
     for wrong in ({"predictions": []}, None, [1]):
         with pytest.raises(
             InvalidOutput, match=f"expected an InferResponse for a V2 request, got {type(wrong).__name__}"
