@@ -154,3 +154,17 @@ def test_the_name_and_the_owner_of_a_caller(
     assert (caller.name, caller.owner, caller.address) == (*expected, client)
     assert (grant.roles, grant.models, grant.limiter) == (EVERYTHING, None, None)
     assert grant.is_anonymous is (expected[1] == "")
+
+
+def test_a_page_controls_models_with_a_token_only() -> None:
+    access = AccessControl(AccessRules())
+    page = {"host": "models.example", "origin": "https://models.example", "content-type": "application/json"}
+    with pytest.raises(Forbidden, match="model control from a web page needs a control token"):
+        access.check_site("admin", "POST", page, address, "")
+    access.check_site("admin", "POST", {**page, **bearer("t")}, address, "")
+    access.check_site("infer", "POST", page, address, "")
+    for own in ("http://localhost:8080", "http://127.0.0.1:8080", "http://[::1]:8080"):
+        access.check_site("admin", "POST", {"host": own.partition("//")[2], "origin": own}, address, "")
+        with pytest.raises(Forbidden):
+            access.check_site("admin", "POST", {"host": "localhost", "origin": own}, address, "")
+    access.check_site("admin", "POST", {"host": "models.example"}, address, "")

@@ -102,6 +102,29 @@ def comparable(message: Any) -> Any:
     return [{k: v for k, v in value.items() if k not in ("id", "signature")} for value in values]
 
 
+async def test_one_tool_call_at_a_time(server: TextServer) -> None:
+    body = request(f"{CALL} {CALL}", tools=[WEATHER])
+    for choice in ({"type": "auto"}, {"type": "any"}):
+        for is_single, count in ((False, 2), (True, 1)):
+            fields = {"tool_choice": {**choice, "disable_parallel_tool_use": is_single}}
+            content = (await server.post(PATH, {**body, **fields})).json["content"]
+            assert [block["name"] for block in content if block["type"] == "tool_use"] == ["weather"] * count
+
+
+async def test_leading_system_messages_are_one(server: TextServer) -> None:
+    system = [{"type": "text", "text": text} for text in ("a", "b")]
+    messages = [{"role": "system", "content": "c"}, *HELLO, {"role": "system", "content": "d"}, *HELLO]
+    for fields, expected in (
+        ({"system": system, "messages": messages}, ["a\nb\n\nc", "d"]),
+        ({"system": "a", "messages": messages[1:]}, ["a", "d"]),
+        ({"messages": messages}, ["c", "d"]),
+    ):
+        response = await server.post(PATH, {"model": "ReverseModel", "max_tokens": 9, **fields})
+        assert response.status == 200, response.json
+        (prompt,) = server.model().calls[-1].prompts
+        assert [each["content"] for each in prompt.messages if each["role"] == "system"] == expected
+
+
 async def test_stop_reasons_and_thinking(client: Any) -> None:
     message = await client.messages.create(**request("<think> a </think> b"))
     assert [block.type for block in message.content] == ["thinking", "text"]

@@ -81,10 +81,11 @@ async def test_errors_name_the_message_of_the_request(server: TextServer) -> Non
         response = await server.post("/v1/messages", message(following(first), user("c"), **{name: value}))
         assert response.status == 400
         assert response.json["error"]["message"].startswith(f"`{name}` ")
+    expected = """`thread` must be {"type": "create"} or {"type": "continue", "previous_message_id": ...}; got """
     for thread in ("x", {"type": "other"}, {"type": "continue"}, {"type": "continue", "previous_message_id": ""}):
         response = await server.post("/v1/messages", message(thread, user("c")))
         assert response.status == 400
-        assert response.json["error"]["message"].startswith("`thread` ")
+        assert response.json["error"]["message"].startswith(expected)
 
 
 async def test_an_unknown_thread_is_told_as_the_clients_expect(server: TextServer) -> None:
