@@ -87,10 +87,12 @@ _TEXT_API_TESTS = (
     "responses",
     "scoring",
     "structured_requests",
+    "text_document",
     "text_streams",
     "tgi",
     "tool_calls",
     "tool_parameters",
+    "vision",
 )
 _GENERATION_TESTS = (
     "exact_numbers",

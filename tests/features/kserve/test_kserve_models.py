@@ -460,6 +460,7 @@ async def test_scripts_that_load_at_the_same_time(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.py").write_text(
             "import sys, time\nfrom kserve import Model, ModelServer\nclass Mine(Model): pass\ntime.sleep(0.1)\n"
+            "assert sys.argv[0] == __file__\n"
             "model = Mine(sys.argv[2])\nmodel.load()\nassert sys.modules['__main__'].model is model\n"
             "time.sleep(0.1)\nModelServer().start([model])\n"
         )

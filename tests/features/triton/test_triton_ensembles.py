@@ -273,11 +273,13 @@ class Waits(Fails):
         try:
             await asyncio.Event().wait()
         finally:
+            for _ in range(50):  # what it does at its end comes before the error
+                await asyncio.sleep(0)
             Waits.is_cancelled = True
 
 
 async def test_a_step_that_fails_cancels_those_that_still_run(tmp_path: Path) -> None:
-    Waits.begun = asyncio.Event()
+    Waits.begun, Waits.is_cancelled = asyncio.Event(), False
     steps = step("Fails", "IN", "a") + step("Waits", "IN", "OUT")
     tensors = (
         'input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }\n'

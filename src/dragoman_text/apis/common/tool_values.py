@@ -259,7 +259,7 @@ class XmlParameters:
         self._value: StreamedValue | None = None
         self._lead = ""  # separator before the next key
         self._complete = False
-        self._out: list[str] = []
+        self._out: list[str]  # of the chunk
 
     def feed(self, text: str, *, last: bool, cut: bool) -> XmlChunk:
         """Parse more text; unconsumed text is passed again with more. The `last` chunk may be `cut` off."""

@@ -51,6 +51,21 @@ def test_reasoning_and_content(text: str, prompt: str, reasoning: str, content: 
     assert parse([text], prompt) == parse(list(text), prompt) == (reasoning, content, 0)
 
 
+def test_the_tags_of_each_family() -> None:
+    assert [f"{start} {end}" for start, end in TAGS.items()] == [
+        "<think> </think>",
+        "[THINK] [/THINK]",
+        "<seed:think> </seed:think>",
+        "\u25c1think\u25b7 \u25c1/think\u25b7",
+        "<|channel>thought <channel|>",
+        "<|START_THINKING|> <|END_THINKING|>",
+        "<mm:think> </mm:think>",
+        "<ifm|think> </ifm|think>",
+        "<|inner_prefix|> <|inner_suffix|>",
+        "Here is my thought process: Here is my response:",
+    ]
+
+
 @pytest.mark.parametrize("tag", TAGS)
 def test_each_pair_of_tags(tag: str) -> None:
     text = f"{tag} a b {TAGS[tag]} c"
