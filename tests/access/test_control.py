@@ -122,7 +122,7 @@ def test_a_page_of_another_site_is_refused_counted_and_logged(caplog: pytest.Log
     page = {"host": "localhost", "origin": "https://site.example", "content-type": "text/plain"}
     for role in ("infer", "admin"):
         with pytest.raises(Forbidden):
-            access.check_site(role, "POST", page, address, f"POST /{role}")  # type: ignore[arg-type]
+            access.check_site(role, "POST", page, address, f"POST /{role}")
     assert access.failures.counts["foreign_site"] == 2
     fields = [tuple(getattr(r, name) for name in ("request", "key", "client")) for r in caplog.records]
     assert fields == [("POST /infer", "", "10.0.0.1"), ("POST /admin", "", "10.0.0.1")]

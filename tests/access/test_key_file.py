@@ -131,6 +131,7 @@ def test_roles_and_new_keys() -> None:
     first, second = create_key(), create_key()
     assert (first[:4], len(first), first == second) == ("drg_", 47, False)
     assert single_key("k" * 20).digest == digest_of("k" * 20)
+    assert digest_of("\ud800") != digest_of("\udfff")  # text of any client has a hash
 
 
 def test_grants_are_equivalent_if_they_allow_the_same() -> None:

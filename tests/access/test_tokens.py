@@ -16,6 +16,7 @@ import pytest
 import dragoman
 from access.access_models import BODY, Doubler, Tripler, bearer
 from dragoman.access.tokens import TokenRules, TokenVerifier
+from dragoman.access.urls import is_secure
 from dragoman.core.errors import InvalidInput, Unauthorized
 from rest.rest_server import serving
 
@@ -334,6 +335,28 @@ def test_an_invalid_file_stops_the_start(text: str | None, message: str, tmp_pat
 def test_issuer_and_audience_are_required(issuer: Issuer, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="'jwt_jwks' needs 'jwt_issuer' and 'jwt_audience'"):
         dragoman.asgi(Doubler, jwt_jwks=str(write(tmp_path / "jwks", issuer)), jwt_issuer=ISSUER)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://issuer.example/jwks", True),
+        ("https://10.0.0.1/jwks", True),
+        ("http://localhost:8080/jwks", True),
+        ("http://127.0.0.1/jwks", True),
+        ("http://127.9.9.9/jwks", True),
+        ("http://[::1]:80/jwks", True),
+        ("http://10.0.0.1/jwks", False),
+        ("http://localhost.issuer.example/jwks", False),
+        ("http:///jwks", False),
+        ("https:///jwks", False),
+        ("HTTPS://issuer.example", True),
+        ("ftp://localhost/jwks", False),
+        ("/jwks", False),
+    ],
+)
+def test_urls_whose_contents_nobody_can_replace(url: str, expected: bool) -> None:
+    assert is_secure(url) is expected
 
 
 @pytest.mark.parametrize("url", ["http://issuer.example/jwks", "ftp://127.0.0.1/jwks", "https:///jwks", "file:///a"])

@@ -1,7 +1,6 @@
 """JSON Web Tokens: verified by the public keys of a JWKS file or URL, with PyJWT."""
 
 import asyncio
-import hashlib
 import importlib
 import json
 import logging
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.access.grants import Grant
-from dragoman.access.keys import expand_roles
+from dragoman.access.keys import digest_of, expand_roles
 from dragoman.access.urls import is_secure
 from dragoman.core.errors import InvalidInput, Unauthorized
 
@@ -143,7 +142,7 @@ class TokenVerifier:
 
     def find(self, token: str) -> Grant | None:
         """Return the grant of a token that has been verified before."""
-        grant = self._cached_grants.get(_digest(token))
+        grant = self._cached_grants.get(digest_of(token))
         return None if grant is None or grant.expires_s <= time.time() else grant
 
     def verify(self, token: str) -> Grant:
@@ -169,7 +168,7 @@ class TokenVerifier:
             raise Unauthorized(f"the token is not valid: {error}") from error
         if len(self._cached_grants) >= _MAX_CACHED:
             del self._cached_grants[next(iter(self._cached_grants))]
-        self._cached_grants[_digest(token)] = grant
+        self._cached_grants[digest_of(token)] = grant
         return grant
 
     def _key_of(self, header: Mapping[str, Any]) -> Any:
@@ -190,7 +189,7 @@ class TokenVerifier:
         roles = _texts(_claim(claims, self._rules.roles_claim), self._rules.roles_claim) or ()
         expires_s = min(float(claims["exp"]) + _LEEWAY_S, time.time() + _CACHE_S)
         subject = str(claims.get("sub", ""))
-        owner = f"jwt:{_digest(subject or token).hex()}"
+        owner = f"jwt:{digest_of(subject or token).hex()}"
         allowed = None if models is None else frozenset(models)
         return Grant(subject[:64], expand_roles(roles), allowed, expires_s=expires_s, owner=owner)
 
@@ -220,7 +219,3 @@ def _check_time(value: Any, claim: str) -> None:
     """Raise Unauthorized unless a claim is a number (RFC 7519, 2: NumericDate) or missing."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise Unauthorized(f"the token is not valid: claim '{claim}': expected a number of seconds")
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
