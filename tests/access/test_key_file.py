@@ -153,4 +153,4 @@ def test_grants_are_equivalent_if_they_allow_the_same() -> None:
 def test_which_grants_are_anonymous() -> None:
     assert Grant("a", EVERYTHING).is_anonymous
     for more in ({"models": frozenset("m")}, {"calls_per_s": 1.0}, {"max_concurrent": 1}, {"owner": "o"}):
-        assert not Grant("a", EVERYTHING, **more).is_anonymous  # type: ignore[arg-type]
+        assert not Grant("a", EVERYTHING, **more).is_anonymous
