@@ -89,6 +89,7 @@ _TEXT_API_TESTS = (
     "structured_requests",
     "text_document",
     "text_streams",
+    "text_without_tokens",
     "tgi",
     "tool_calls",
     "tool_parameters",
@@ -181,7 +182,10 @@ TARGETS = (
     Target(
         "text_apis",
         ("dragoman_text/apis/*/*.py",),
-        tuple(f"tests/features/text/apis/test_{part}.py" for part in _TEXT_API_TESTS),
+        (
+            *(f"tests/features/text/apis/test_{part}.py" for part in _TEXT_API_TESTS),
+            "tests/access/test_roles_of_routes.py",
+        ),
     ),
     Target(
         "generation",
