@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import dragoman
 SRC = Path(__file__).parents[2] / "src"
 SERVER = SRC / "dragoman"
 FILES = sorted(SRC.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 # The packages of the server from the top: each imports only those below it.
 LAYERS = (
@@ -58,12 +58,19 @@ MODULES = {name_of(path): path for path in FILES}
 # Below the features, beside the server: inner loops in C, which know nothing of the project.
 KERNELS = "dragoman_kernels"
 FEATURES = sorted({name.partition(".")[0] for name in MODULES} - {"dragoman", KERNELS})
+SUBMODULES = MODULES.keys() - {"dragoman"}
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+@cache
 def imports(path: Path) -> list[str]:
     """Return the modules of this project that a file imports, also inside functions."""
     modules = []
-    for node in ast.walk(TREES[path]):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module in MODULES:
             submodules = [f"{node.module}.{alias.name}" for alias in node.names]
             modules += [module if module in MODULES else node.module for module in submodules]
@@ -72,17 +79,19 @@ def imports(path: Path) -> list[str]:
     return modules
 
 
+@cache
 def named_modules(path: Path) -> list[str]:
     """Return the modules of this project that a file names in strings, as for `python -m`, except names of loggers."""
-    calls = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
-    loggers = {id(a) for call in calls if ast.unparse(call.func).endswith("getLogger") for a in call.args}
+    calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
+    names = [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in calls]
+    loggers = {id(a) for call, name in zip(calls, names, strict=True) if name == "getLogger" for a in call.args}
     return [
         node.value.partition(":")[0]
-        for node in ast.walk(TREES[path])
+        for node in nodes_of(path)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and id(node) not in loggers
-        and node.value.partition(":")[0] in MODULES.keys() - {"dragoman"}
+        and node.value.partition(":")[0] in SUBMODULES
     ]
 
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,9 +88,9 @@ class OwnClass(NamedTuple):
     names: frozenset[str]
 
 
-def imported_names(tree: ast.Module) -> dict[str, str]:
+def imported_names(nodes: Iterable[ast.AST]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {(each.asname or each.name).split(".")[0]: each.name.split(".")[0] for each in node.names}
             found |= {each.asname: each.name for each in node.names if each.asname}
@@ -119,10 +119,11 @@ def own_classes() -> dict[str, OwnClass]:
     classes: dict[str, OwnClass] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         module = ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
-        tree = ast.parse(path.read_text())
-        imports = imported_names(tree)
-        local = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-        for node in ast.walk(tree):
+        text = path.read_text()
+        nodes = [*ast.walk(ast.parse(text))] if "class " in text else []
+        imports = imported_names(nodes)
+        local = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 bases = []
                 for base in node.bases:

@@ -17,7 +17,10 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Za-z][a-z]*")
 def vendors_of(path: Path) -> set[str]:
     """Return the vendors in the identifiers and strings of a module, not in docstrings and comments."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    source = path.read_text()
+    if not VENDORS.search(source):
+        return found
+    for node in ast.walk(ast.parse(source)):
         # Also docstrings and other strings that are a statement, whose constant is no longer reached then.
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value.value = None
