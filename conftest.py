@@ -22,7 +22,8 @@ settings.load_profile("default-run")
 # Threads of PyTorch and XGBoost sleep while they wait: by default they spin, at the cost of other test processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# What starts many processes, computes much or waits: folders, and files of more than four seconds of CPU time.
+# What starts many processes, computes much or waits: folders, files of more than four seconds of CPU time, and tests
+# that alone import a large package.
 SLOW = (
     "tests/console/",
     "tests/deploy/",
@@ -46,11 +47,16 @@ SLOW = (
     "tests/engine/test_placement.py",
     "tests/engine/test_trial.py",
     "tests/engine/test_warmup.py",
+    "tests/features/text/apis/test_anthropic_threads.py::test_the_tool_loop_of_the_package",
+    "tests/features/text/apis/test_anthropic_threads.py::test_threads_of_the_package",
     "tests/features/text/apis/test_lmi_control.py",
+    "tests/features/text/apis/test_model_defaults.py",
+    "tests/features/text/apis/test_ollama.py::test_the_facts_of_a_folder",
     "tests/features/text/apis/test_text_abuse.py",
     "tests/features/text/apis/test_text_engine.py",
     "tests/features/text/apis/test_text_replicas.py",
     "tests/features/text/apis/test_tool_calls.py",
+    "tests/features/text/apis/test_vision.py",
     "tests/house/test_names_of_bases.py",
     "tests/rest/test_asgi.py",
     "tests/rest/test_http_hostile.py",

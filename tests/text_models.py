@@ -10,11 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dragoman.plugins import import_file
 
-train: Any = import_file(Path(__file__).parents[1] / "examples" / "text" / "train_models.py")
+
+@cache
+def training() -> Any:
+    """Return the example that trains models. It imports PyTorch and transformers."""
+    return import_file(Path(__file__).parents[1] / "examples" / "text" / "train_models.py")
 
 
 def make_model(folder: Path, kind: str = "llama") -> Path:
@@ -24,6 +26,8 @@ def make_model(folder: Path, kind: str = "llama") -> Path:
 
 @cache
 def _trained(kind: str) -> Path:
+    import torch
+
     folder = Path(tempfile.mkdtemp(prefix="dragoman-trained-"))
     atexit.register(shutil.rmtree, folder)
     before = torch.get_num_threads()
@@ -31,7 +35,7 @@ def _trained(kind: str) -> Path:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecations inside libraries
-            train.train(folder, kind, train.TINY, 60)
+            training().train(folder, kind, training().TINY, 60)
     finally:
         torch.set_num_threads(before)
     return folder

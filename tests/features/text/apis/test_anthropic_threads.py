@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
 
 from access.access_models import KeyFile, bearer
@@ -119,7 +118,6 @@ async def test_a_thread_belongs_to_the_key_that_created_it(tmp_path: Path) -> No
 # --- the package -----------------------------------------------------------------------------------------------
 
 
-@anthropic.beta_tool  # type: ignore[untyped-decorator]
 def weather(city: str) -> str:
     """Return the weather of a city."""
     return f"sun in {city}"
@@ -131,12 +129,15 @@ CALL: list[Any] = [user('call weather {"city": "Oslo"}')]
 @pytest.mark.parametrize("stored", [0, 10])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_tool_loop_of_the_package(stored: int, stream: bool) -> None:
+    import anthropic
+
+    tool = anthropic.beta_tool(weather)
     async with serve(Scripted, max_stored_responses=stored) as server:
 
         def run() -> list[Any]:
             client = anthropic.Anthropic(base_url=server.url, api_key="-", max_retries=0)
             runner: Any = client.beta.messages.tool_runner(
-                model="Scripted", max_tokens=100, tools=[weather], messages=CALL, stream=stream
+                model="Scripted", max_tokens=100, tools=[tool], messages=CALL, stream=stream
             )
             found = [each.get_final_message() if stream else each for each in runner]
             client.close()
@@ -148,6 +149,8 @@ async def test_the_tool_loop_of_the_package(stored: int, stream: bool) -> None:
 
 
 async def test_threads_of_the_package(server: TextServer) -> None:
+    import anthropic
+
     def run() -> tuple[Any, ...]:
         client = anthropic.Anthropic(base_url=server.url, api_key="-", max_retries=0)
         thread = client.beta.messages.thread(model="ReverseModel", max_tokens=20)

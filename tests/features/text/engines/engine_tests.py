@@ -39,7 +39,7 @@ def train_model(folder: Path) -> Path:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        text_models.train.train(folder, "llama", replace(text_models.train.TINY, heads=2), 60)
+        text_models.training().train(folder, "llama", replace(text_models.training().TINY, heads=2), 60)
     finally:
         torch.set_num_threads(before)
     return folder
