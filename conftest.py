@@ -80,7 +80,7 @@ MISSING = [
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files that may not be importable without a feature, and those that the quick part would import in vain."""
+    """Leave out files that may not be importable without a feature, and in the quick part the slow ones."""
     path = collection_path.relative_to(config.rootpath).as_posix() + "/" * collection_path.is_dir()
     quick = config.option.markexpr == "not slow"
     return True if (MISSING and path in COMBINED) or (quick and path.startswith(SLOW)) else None

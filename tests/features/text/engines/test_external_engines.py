@@ -89,7 +89,8 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     import text_models
 
     folder = tmp_path_factory.mktemp("words")
-    text_models.training().tokenizer(text_models.training().corpus(), text_models.training().TINY).save_pretrained(folder)
+    train = text_models.training()
+    train.tokenizer(train.corpus(), train.TINY).save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "llama", "eos_token_id": 1, "vocab_size": 700}')
     return Vocabulary(folder, 700)
 

@@ -40,7 +40,8 @@ async def test_a_dead_engine_is_started_again(
 ) -> None:
     """Calls of the engine that died fail with WorkerLost, all others are answered; so is the death of an idle one."""
     folder = tmp_path / "story"
-    tokenizer = text_models.training().tokenizer(text_models.training().corpus(), text_models.training().TINY)
+    train = text_models.training()
+    tokenizer = train.tokenizer(train.corpus(), train.TINY)
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "llama", "eos_token_id": 1, "vocab_size": 700}')
     (folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
