@@ -244,7 +244,7 @@ def test_predictions_that_json_does_not_have(ours: TestClient) -> None:
     answer = ours.post("/models/quotient/invocations", json={"dataframe_split": {**SPLIT, "data": [[1, 2], [0, 0]]}})
     assert (answer.status_code, answer.json()) == (200, {"predictions": [0.5, None]})
     answer = ours.post("/models/quotient/invocations", json={"dataframe_split": {**SPLIT, "data": [[1, 0]]}})
-    assert (answer.status_code, answer.json()["error_code"]) == (500, "INTERNAL_ERROR")
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "BAD_REQUEST")
     assert "infinite" in answer.json()["message"]
 
 

@@ -54,8 +54,6 @@ def score(model: Any, body: bytes, content_type: str) -> Handled:
         return _error(error.error_code, error.message, error.get_http_status_code())
     except (ValueError, RecursionError) as error:
         return _error("BAD_REQUEST", f"the request cannot be parsed: {error}", 400)
-    except OverflowError as error:
-        return _error("INTERNAL_ERROR", str(error), 500)
     return Handled(content.encode(), result.mimetype, result.status)
 
 
@@ -139,7 +137,7 @@ def _error(code: str, message: str, status: int) -> Handled:
 
 
 def _with_null(text: str) -> str:
-    """Return JSON with null for NaN, which JSON does not have. Raises OverflowError for an infinite number."""
+    """Return JSON with null for NaN, which JSON does not have. Raises InvalidInput for an infinite number."""
     if "NaN" not in text and "Infinity" not in text:
         return text
     return json.dumps(json.loads(text, parse_constant=_constant))
@@ -147,6 +145,6 @@ def _with_null(text: str) -> str:
 
 def _constant(name: str) -> None:
     if name != "NaN":
-        raise OverflowError(
+        raise InvalidInput(
             "a prediction is infinite, which JSON does not support: ask for binary output over Open Inference"
         )

@@ -45,22 +45,23 @@ _Reply = Callable[[Sequence[float], int, str], HttpResponse]
 _FormatError = Callable[[DragomanError | HttpError], HttpResponse]
 
 
-def _texts() -> ValueKind:
-    """A list of texts, or of objects with a `text`."""
+def _texts(*, may_be_empty: bool = True) -> ValueKind:
+    """A list of texts, or of objects with a `text`. An empty text beside a query is scored, as by vLLM and TEI."""
 
     def convert(value: Any) -> list[str]:
         if not isinstance(value, list) or not 0 < len(value) <= MAX_TEXTS:
             raise InvalidValueError
         texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in value]
-        if not all(isinstance(each, str) and each for each in texts):
+        if not all(isinstance(each, str) and (each or may_be_empty) for each in texts):
             raise InvalidValueError
         return texts
 
-    return ValueKind(f"a list of 1 to {MAX_TEXTS} non-empty strings", convert, {"type": "array", "minItems": 1})
+    kind = "strings" if may_be_empty else "non-empty strings"
+    return ValueKind(f"a list of 1 to {MAX_TEXTS} {kind}", convert, {"type": "array", "minItems": 1})
 
 
-def _text_or_texts() -> ValueKind:
-    several = _texts()
+def _text_or_texts(*, may_be_empty: bool = True) -> ValueKind:
+    several = _texts(may_be_empty=may_be_empty)
 
     def convert(value: Any) -> list[str]:
         texts: list[str] = several.convert([value] if isinstance(value, str) else value)
@@ -105,7 +106,7 @@ TEI: Mapping[str, Parameter] = {
 }
 TEI_EMBED: Mapping[str, Parameter] = {
     **{name: TEI[name] for name in ("model", "truncate", "truncation_direction")},
-    "inputs": option("inputs", _text_or_texts()),
+    "inputs": option("inputs", _text_or_texts(may_be_empty=False)),
     "normalize": option("normalize", flag()),
     "dimensions": option("dimensions", integer(1)),
     "prompt_name": option("prompt_name", text()),

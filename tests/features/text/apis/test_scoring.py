@@ -158,6 +158,21 @@ async def test_embeddings_as_in_tei(server: TextServer) -> None:
         assert (response.status, response.json["error_type"]) == (422, "Validation"), body
 
 
+async def test_an_empty_document_is_scored(server: TextServer) -> None:
+    documents = ["a b", "", "b"]
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        response = await server.post(path, {"model": "SharedWords", "query": "a b", "documents": documents})
+        assert [(each["index"], each["relevance_score"]) for each in response.json["results"]] == [
+            (0, 2),
+            (2, 1),
+            (1, 0),
+        ]
+    response = await server.post("/models/SharedWords/rerank", {"query": "a b", "texts": documents})
+    assert [(each["index"], each["score"]) for each in response.json] == [(0, 2), (2, 1), (1, 0)]
+    response = await server.post("/score", {"model": "SharedWords", "text_1": "a b", "text_2": documents})
+    assert [each["score"] for each in response.json["data"]] == [2, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
@@ -171,7 +186,7 @@ async def test_embeddings_as_in_tei(server: TextServer) -> None:
         ("rerank", {"query": "a", "documents": ["!long"]}, "pair 0 has 100 tokens"),
         ("score", {"text_1": "a"}, "must be given"),
         ("score", {"text_1": ["a", "b"], "text_2": ["a"]}, "`text_1` must have one string"),
-        ("score", {"text_1": "", "text_2": ["a"]}, "`text_1` must be"),
+        ("score", {"text_1": 5, "text_2": ["a"]}, "`text_1` must be a string, or a list of 1 to 2048 strings"),
     ],
 )
 async def test_invalid_requests(server: TextServer, path: str, body: Any, message: str) -> None:
