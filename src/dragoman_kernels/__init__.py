@@ -17,6 +17,8 @@ from dragoman_kernels.build import library_name
 FORMS = ("portable", "avx2", "avx512", "avx512_bf16", "neon")
 # Names a form for all kernels, for tests: `KERNELS_FORM=portable`. `none`: as if there were no library.
 FORM_VARIABLE = "KERNELS_FORM"
+# The path of another library, for tests: scripts/test-kernels.
+LIBRARY_VARIABLE = "KERNELS_LIBRARY"
 
 
 class NoKernels(Exception):
@@ -25,7 +27,7 @@ class NoKernels(Exception):
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    path = Path(__file__).with_name(library_name())
+    path = Path(os.environ.get(LIBRARY_VARIABLE) or Path(__file__).with_name(library_name()))
     if not path.exists():
         raise NoKernels(
             f"the kernels were not compiled when Dragoman was installed: {path} is missing (docs/why/kernels.md)"

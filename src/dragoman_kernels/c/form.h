@@ -25,7 +25,13 @@
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
-#define UNROLL _Pragma("GCC unroll 32")
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
+#if defined(FORM_portable)
+#define PORTABLE 1
+#else
+#define PORTABLE 0
 #endif
 
 /* Numbers of a vector. */

@@ -43,6 +43,10 @@ INLINE floats load_bf16(const uint16_t *from)
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+INLINE floats all_bf16(const uint16_t *from)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_set1_epi16((short)*from), 16));
+}
 INLINE floats load_f16(const uint16_t *from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)); }
 INLINE void store_bf16(uint16_t *to, floats a)
 {
@@ -65,8 +69,9 @@ INLINE floats load_int8(const int8_t *from)
 /* The integer in bits 4 * number to 4 * number + 3 of each of 16 words, -8 to 7. */
 INLINE floats load_int4(const uint32_t *from, int number)
 {
-    __m512i words = _mm512_slli_epi32(_mm512_loadu_si512(from), 28 - 4 * number);
-    return _mm512_cvtepi32_ps(_mm512_srai_epi32(words, 28));
+    /* Looked up by the lowest 4 bits of each word; the instruction ignores the higher ones. */
+    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_loadu_si512(from), 4 * number), numbers);
 }
 /* 2 to the power of n, from the bits of n + 1.5 * 2^23. */
 INLINE floats power_of_two(floats shifted)
@@ -114,6 +119,11 @@ INLINE __m256 widen_bf16(const uint16_t *from)
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 INLINE floats load_bf16(const uint16_t *from) { return (floats){widen_bf16(from), widen_bf16(from + 8)}; }
+INLINE floats all_bf16(const uint16_t *from)
+{
+    __m256 number = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_set1_epi16((short)*from), 16));
+    return (floats){number, number};
+}
 INLINE floats load_f16(const uint16_t *from)
 {
     return (floats){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)),
@@ -205,6 +215,7 @@ INLINE floats load_bf16(const uint16_t *from)
 {
     EACH_QUARTER((quarter)((bits_quarter){from[4 * i], from[4 * i + 1], from[4 * i + 2], from[4 * i + 3]} << 16))
 }
+INLINE floats all_bf16(const uint16_t *from) { return all(bits_to_float((uint32_t)*from << 16)); }
 INLINE float widen_f16(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
@@ -264,15 +275,27 @@ INLINE float lane_sum(floats a)
 }
 #endif
 
-/* The largest lane; lanes that are NaN are ignored. */
+/* The largest lane, of which none is NaN. */
+#if defined(FORM_avx2) || WIDE_REGISTERS
 INLINE float lane_max(floats a)
 {
-    float lanes[LANES], largest = -3.4e38f;
+    __m128 q[4];
+    split(a, q);
+    __m128 four = _mm_max_ps(_mm_max_ps(q[0], q[2]), _mm_max_ps(q[1], q[3]));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+#else
+INLINE float lane_max(floats a)
+{
+    float lanes[LANES], largest;
     store(lanes, a);
-    for (int i = 0; i < LANES; i++)
+    largest = lanes[0];
+    for (int i = 1; i < LANES; i++)
         largest = lanes[i] > largest ? lanes[i] : largest;
     return largest;
 }
+#endif
 
 /* e to the power of each lane, within 2 units in the last place, clamped to e^-87 and e^88; NaN stays NaN.
  *

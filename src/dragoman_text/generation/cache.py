@@ -203,7 +203,7 @@ class CacheManager:
     """Key-value cache for `budget` tokens, and prefix cache for `prefix_tokens` tokens (0: none).
 
     clears: zero slots when they become free, because NaN of a failed sequence would spread to the next one through
-    masked positions. The machine code does not read masked positions.
+    masked positions. The kernels do not read masked positions.
     """
 
     def __init__(

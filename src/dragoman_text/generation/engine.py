@@ -112,7 +112,7 @@ class GenerationEngine:
         Raises ModelFailed if it does not fit the model.
         """
         self._runner.adapters.add(key, weights, name)
-        if isinstance(self._memory, CacheManager):  # machine code, which needs no cleared slots, applies no adapters
+        if isinstance(self._memory, CacheManager):  # the kernels, which need no cleared slots, apply no adapters
             self._memory.clear_freed_slots()
 
     def remove_adapter(self, key: str) -> None:

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from dragoman.core.errors import ModelFailed
 from dragoman.system.load_steps import report_step
+from dragoman_kernels import NoKernels
 from dragoman_text.generation.adapters import AdapterLayers
 from dragoman_text.generation.attention import (
     CHECKED,
@@ -38,6 +39,8 @@ from dragoman_text.generation.fused import (
 )
 from dragoman_text.generation.general import check_tokens
 from dragoman_text.generation.job import BatchRow
+from dragoman_text.generation.native.quantized import dequantize_layers
+from dragoman_text.generation.native.step import NativeStep, Unsupported, step_code
 from dragoman_text.generation.pretrained import TOLERANCE, Pretrained, UnsupportedArchitecture
 from dragoman_text.generation.threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
 
@@ -64,12 +67,12 @@ class StepFunction(Protocol):
 class Runner:
     """A decoder in memory, used by one thread.
 
-    It computes with the fastest of these that gives the logits of the model's own code: machine code, the
-    fused forward pass, or the code in transformers on our attention. Raises UnsupportedArchitecture if none does; the
+    It computes with the fastest of these that gives the logits of the model's own code: our kernels, the fused forward
+    pass in PyTorch, or the code in transformers on our attention. Raises UnsupportedArchitecture if none does; the
     model is then as it was. With `packed`, raises PackingFailed if its layers cannot be packed; it is then unusable.
 
     quantization: of `QUANTIZATIONS`; the logits are then compared with those of the rounded weights. Raises ModelFailed
-    if there is no machine code for that.
+    if the kernels cannot compute that.
     """
 
     prefill_chunk: int | None = None
@@ -106,7 +109,7 @@ class Runner:
 
     @property
     def native(self) -> bool:
-        """Whether it computes in machine code."""
+        """Whether it computes with our kernels."""
         return self._native is not None
 
     def run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
@@ -119,7 +122,7 @@ class Runner:
         adapted = [row for row in rows if row.adapter]
         if not adapted:
             return self._native(cache, rows)
-        # Other sequences are computed in machine code all the same, so that their results do not depend on these.
+        # Other sequences are computed by the kernels all the same, so that their results do not depend on these.
         others = [row for row in rows if not row.adapter]
         groups = [(adapted, self._run(cache, adapted)), *([(others, self._native(cache, others))] if others else [])]
         logits: dict[int, torch.Tensor] = {}
@@ -220,7 +223,7 @@ class Runner:
         return shapes
 
     def _use_fast_paths(self, shapes: ShapeRecorder, expected: torch.Tensor) -> None:
-        """Use the fused forward pass and machine code if they are available and give the same logits."""
+        """Use the kernels or the fused forward pass if they are available and give the same logits."""
         if not is_supported(self.model):
             self._use_pytorch(f"expected a model type of {', '.join(ARCHITECTURES)}, got {self.config.model_type}")
             return
@@ -236,41 +239,36 @@ class Runner:
         del self.model.model.embed_tokens, self.model.model.norm, self.model.lm_head
 
     def _use_native(self, forms: Mapping[int, AttentionForm], expected: torch.Tensor) -> bool:
-        """Use machine code if it is available and gives the same logits, as its layers do in PyTorch; log why not."""
-        try:
-            from dragoman_text.generation.native.step import NativeStep, Unsupported, step_code
-        except ImportError:  # llvmlite is optional
-            self._use_pytorch("llvmlite is not installed (pip install 'dragoman[text]')")
-            return False
+        """Use the kernels if there are any and give the same logits, as their layers do in PyTorch; log why not."""
         try:
             code = step_code(self.model, forms, self._bits)
-            fused = FusedModel(self.model, forms, code.pack)
-            native = NativeStep(code, fused, forms)
-        except (Unsupported, OSError, RuntimeError, AttributeError, TypeError) as error:  # another version of llvmlite
-            reason = str(error) if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"
-            self._use_pytorch(reason)
+        except Unsupported as error:
+            self._use_pytorch(str(error))
             return False
+        except NoKernels as error:
+            self._use_pytorch(str(error), logging.WARNING)
+            return False
+        fused = FusedModel(self.model, forms, code.pack)
+        native = NativeStep(code, fused, forms)
         if self._bits:
             expected = self._quantized_logits(expected)
         self.fused = fused
         if self.agrees(expected, "the forward pass with the kernels"):
             self._native = native
-            if self.agrees(expected, "the step in machine code"):
+            if self.agrees(expected, "the step of the kernels"):
                 return True
         self._native = None
         self._use_pytorch("logits differ")
         return False
 
-    def _use_pytorch(self, reason: str) -> None:
-        """Log why machine code is not used. Raises ModelFailed if the weights are to be quantized."""
+    def _use_pytorch(self, reason: str, level: int = logging.INFO) -> None:
+        """Log why the kernels are not used. Raises ModelFailed if the weights are to be quantized."""
         if self._bits:
             raise ModelFailed(f"parameter 'quantization': '{self.quantization}' is not possible: {reason}")
-        log.info("machine code is not used, PyTorch computes: %s", reason)
+        log.log(level, "the kernels are not used, PyTorch computes: %s", reason)
 
     def _quantized_logits(self, expected: torch.Tensor) -> torch.Tensor:
         """Quantize the weights of the loaded model and return the logits of its code; log how much they differ."""
-        from dragoman_text.generation.native.quantized import dequantize_layers
-
         dequantize_layers(self.model, self._bits)
         logits = self._sample_logits()
         error = float((logits - expected).norm() / expected.norm())

@@ -1,1 +1,1 @@
-"""The decoder step of Llama and similar models in machine code, for AVX2 or AVX-512: see docs/why/decoder-step.md."""
+"""The decoder step of Llama and similar models by our kernels in C: see docs/why/kernels.md."""

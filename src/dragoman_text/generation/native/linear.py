@@ -1,36 +1,31 @@
-"""Linear layers in the layout of the kernels, and the compiled code that computes them."""
+"""Linear layers in the layout of the kernels, and the functions that compute them."""
 
+import ctypes
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import nn
 
+import dragoman_kernels
 from dragoman_kernels.threads import StepThreads
 from dragoman_text.generation.fused import concatenate
-from dragoman_text.generation.native.code import Compiled
-from dragoman_text.generation.native.forward import COUNTER_BYTES, PANEL_ROWS, LinearArg, build_module
-from dragoman_text.generation.native.kernels import COLUMNS, KernelConfig, pad
+from dragoman_text.generation.native.config import COLUMNS, KernelConfig, pad
 from dragoman_text.generation.native.quantized import pack_quantized
-
-
-@lru_cache(16)
-def _compile(config: KernelConfig, scaling: float) -> Compiled:
-    """Compile the code, which has no state, once for all models of the same dimensions."""
-    return Compiled(build_module(config, scaling), config.instructions)
+from dragoman_text.generation.native.structures import COUNTER_BYTES, PANEL_ROWS, LinearCall, LinearLayer
 
 
 class StepCode:
-    """The functions of `forward.build_module`, compiled for a model, and the threads that execute them.
+    """The kernels of a model, and the threads that execute them.
 
     threads: number of threads, which the caller's is one of.
     """
 
-    def __init__(self, config: KernelConfig, scaling: float) -> None:
+    def __init__(self, config: KernelConfig) -> None:
         self.config, self.threads = config, 1
-        compiled = _compile(config, scaling)
-        self.step, self.linear = compiled.function("step", 2), compiled.function("linear", 2)
+        addresses = (ctypes.c_void_p, ctypes.c_void_p)
+        self.step = dragoman_kernels.function("step", config.form, *addresses)
+        self.linear = dragoman_kernels.function("linear", config.form, *addresses)
         self._step_threads = StepThreads()
 
     def run(self, function: Callable[..., None], calls: Sequence[tuple[int, ...]], keep_alive: object) -> None:
@@ -45,19 +40,29 @@ class StepCode:
 class BlockLinear:
     """Linear layer with its weight in the layout of the kernels, which is the only copy of the weight.
 
-    weights: blocks of 64 columns. bias: [padded columns], FP32. The result of a row is bitwise independent of the other
-    rows and the number of threads.
+    weights: blocks of 64 columns. bias: [padded columns], FP32. layer: both, for the kernels. The result of a row is
+    bitwise independent of the other rows and the number of threads.
     """
 
     min_rows = 1
 
     def __init__(self, code: StepCode, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._code = code
+        config = code.config
         self.out_features, self.in_features = weight.shape
-        self.weights = pack_quantized(weight, code.config) if code.config.bits else pack_blocks(weight, code.config)
+        self.weights = pack_quantized(weight, config) if config.bits else pack_blocks(weight, config)
         self.bias = torch.zeros(pad(self.out_features))
         if bias is not None:
             self.bias[: self.out_features] = bias
+        self.layer = LinearLayer(
+            self.weights.data_ptr(),
+            self.bias.data_ptr(),
+            size=self.in_features,
+            blocks=pad(self.out_features) // COLUMNS,
+            block_bytes=config.block_bytes(self.in_features),
+            bf16=config.bf16,
+            bits=config.bits,
+        )
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self._sums(rows).to(rows.dtype)
@@ -69,20 +74,19 @@ class BlockLinear:
 
     def _sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the product in FP32."""
-        config, threads = self._code.config, self._code.threads
         inputs = rows.reshape(-1, self.in_features).contiguous()
         output = torch.empty(len(inputs), pad(self.out_features))
-        counters, sums = np.zeros(COUNTER_BYTES, np.uint8), torch.empty(threads, PANEL_ROWS, COLUMNS)
-        table = np.zeros(len(LinearArg), np.int64)
-        table[LinearArg.INPUTS], table[LinearArg.ROWS] = inputs.data_ptr(), len(inputs)
-        table[LinearArg.ROW_BYTES] = config.item_bytes * self.in_features
-        table[LinearArg.STEPS] = config.steps(self.in_features)
-        table[LinearArg.WEIGHTS], table[LinearArg.BLOCKS] = self.weights.data_ptr(), pad(self.out_features) // COLUMNS
-        table[LinearArg.BLOCK_BYTES] = config.block_bytes(self.in_features)
-        table[LinearArg.BIAS], table[LinearArg.OUTPUT] = self.bias.data_ptr(), output.data_ptr()
-        table[LinearArg.COUNTERS] = counters.ctypes.data
-        calls = [(table.ctypes.data, each.data_ptr()) for each in sums]
-        self._code.run(self._code.linear, calls, (self, table, counters, inputs, output, sums))
+        counters, sums = np.zeros(COUNTER_BYTES, np.uint8), torch.empty(self._code.threads, PANEL_ROWS, COLUMNS)
+        call = LinearCall(
+            ctypes.addressof(self.layer),
+            inputs.data_ptr(),
+            rows=len(inputs),
+            row_bytes=self._code.config.item_bytes * self.in_features,
+            output=output.data_ptr(),
+            counters=counters.ctypes.data,
+        )
+        calls = [(ctypes.addressof(call), each.data_ptr()) for each in sums]
+        self._code.run(self._code.linear, calls, (self, call, counters, inputs, output, sums))
         return output[:, : self.out_features].view(*rows.shape[:-1], self.out_features)
 
 
@@ -93,7 +97,7 @@ def pack_blocks(weight: torch.Tensor, config: KernelConfig) -> torch.Tensor:
     """
     columns, inputs = weight.shape
     padded = weight.new_zeros(COLUMNS, inputs)
-    shape = (config.parts, COLUMNS // config.parts, config.steps(inputs), config.pair)
+    shape = (config.parts, COLUMNS // config.parts, inputs // config.pair, config.pair)
     blocks = weight.new_empty(pad(columns) // COLUMNS, shape[0], shape[2], shape[1], shape[3])
     for number, block in enumerate(torch.split(weight.detach(), COLUMNS)):
         padded[: len(block)], padded[len(block) :] = block, 0

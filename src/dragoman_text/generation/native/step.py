@@ -1,27 +1,36 @@
-"""The forward pass in machine code, called on the weights and the cache of a model."""
+"""The forward pass of the kernels, called on the weights and the cache of a model."""
 
-import platform
-import sys
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from dragoman_kernels import best_form
 from dragoman_text.generation.attention import AttentionForm
 from dragoman_text.generation.cache import KeyValueCache
 from dragoman_text.generation.fused import FusedModel, has_fixed_rotary
 from dragoman_text.generation.job import BatchRow
-from dragoman_text.generation.native.code import LANES, cpu_features
-from dragoman_text.generation.native.forward import COUNTER_BYTES, PANEL_ROWS, LayerArg, StepArg, counter_count
-from dragoman_text.generation.native.kernels import AVX2, COLUMNS, GROUP, KernelConfig, pad
+from dragoman_text.generation.native.config import COLUMNS, GROUP, LANES, MAX_HEAD_SIZE, KernelConfig, pad
 from dragoman_text.generation.native.linear import BlockLinear, StepCode
+from dragoman_text.generation.native.structures import (
+    COUNTER_BYTES,
+    PANEL_ROWS,
+    AttentionShape,
+    Decoder,
+    DecoderLayer,
+    DecoderStep,
+    LinearLayer,
+    StepScratch,
+    counter_count,
+)
 
 _Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class NativeStep:
-    """A step of all layers in machine code, equivalent to `FusedModel`.
+    """A step of all layers by one kernel, equivalent to `FusedModel`.
 
     The result of a token is bitwise the same whatever the other tokens, the split of its sequence into steps and the
     number of threads.
@@ -31,12 +40,12 @@ class NativeStep:
         self._code, self._fused, self._config = code, fused, code.config
         config = code.config
         self._weights: list[object] = []  # keeps FP32 copies and packed weights alive
-        self._layers = np.array([self._layer_args(i, forms[i].window) for i in range(config.layers)], np.int64)
-        self._head = self._product_args(fused.head)
-        self._norm = self._fp32_address(fused.norm[: config.hidden])
+        self._layers = (DecoderLayer * config.layers)(*(self._layer(i, forms[i].window) for i in range(config.layers)))
+        self._head, self._norm = self._product(fused.head), self._fp32_address(fused.norm[: config.hidden])
         self._rotary = torch.empty(0, 2, config.head_size)
-        self._memory: dict[StepArg, torch.Tensor] = {}
-        self._scratch: list[tuple[_Integers, list[torch.Tensor]]] = []
+        self._memory: dict[str, torch.Tensor] = {}
+        self._model = Decoder()
+        self._scratch: list[tuple[StepScratch, list[torch.Tensor]]] = []
         self._rows = self._length = 0
 
     @property
@@ -55,81 +64,104 @@ class NativeStep:
         self._reserve(tokens.shape[1], cache.length, threads)
         counters = np.zeros(counter_count(config.layers) * COUNTER_BYTES, np.uint8)
         logits = torch.empty(len(outputs), pad(config.vocabulary))
-        table = np.zeros(len(StepArg), np.int64)
-        table[StepArg.ROWS], table[StepArg.OUTPUT_COUNT] = tokens.shape[1], len(outputs)
-        table[StepArg.OUTPUT_ROWS] = outputs.ctypes.data
-        table[StepArg.TOKENS : StepArg.SLOTS + 1] = tokens.ctypes.data + tokens.strides[0] * np.arange(3)
-        table[StepArg.EMBEDDING], table[StepArg.LAYERS] = self._fused.embed.data_ptr(), self._layers.ctypes.data
-        table[StepArg.KEYS], table[StepArg.VALUES] = cache.keys.data_ptr(), cache.values.data_ptr()
-        table[StepArg.RUNS], table[StepArg.RUN_COUNT] = runs.ctypes.data, len(runs)
-        table[StepArg.SCORE_BYTES] = 4 * (self._length + 2 * LANES)
-        for name, dimension in ((StepArg.LAYER_BYTES, 0), (StepArg.SLOT_BYTES, 1), (StepArg.HEAD_BYTES, 2)):
-            table[name] = cache.keys.stride(dimension) * cache.keys.itemsize
-        table[StepArg.ROTARY], table[StepArg.NORM] = self._rotary.data_ptr(), self._norm
-        table[StepArg.HEAD], table[StepArg.HEAD_BIAS] = self._head
-        table[StepArg.LOGITS], table[StepArg.COUNTERS] = logits.data_ptr(), counters.ctypes.data
-        for name, memory in self._memory.items():
-            table[name] = memory.data_ptr()
-        calls = [(table.ctypes.data, addresses.ctypes.data) for addresses, _ in self._scratch[:threads]]
+        layer_bytes, slot_bytes, head_bytes = (stride * cache.keys.itemsize for stride in cache.keys.stride()[:3])
+        step = DecoderStep(
+            ctypes.addressof(self._model),
+            tokens.shape[1],
+            *(tokens.ctypes.data + tokens.strides[0] * i for i in range(3)),
+            cache.keys.data_ptr(),
+            cache.values.data_ptr(),
+            layer_bytes,
+            slot_bytes,
+            head_bytes,
+            output_count=len(outputs),
+            output_rows=outputs.ctypes.data,
+            run_count=len(runs),
+            runs=runs.ctypes.data,
+            logits=logits.data_ptr(),
+            counters=counters.ctypes.data,
+        )
+        calls = [(ctypes.addressof(step), ctypes.addressof(scratch)) for scratch, _ in self._scratch[:threads]]
         # A thread may start after the step has ended: all memory that it could read stays alive until then.
-        arrays = (table, counters, tokens, outputs, runs, logits, cache.keys, cache.values)
-        self._code.run(self._code.step, calls, (self, self._scratch, self._memory, arrays))
+        arrays = (step, counters, tokens, outputs, runs, logits, cache.keys, cache.values)
+        keep_alive = (self, self._model, self._rotary, self._scratch, self._memory, arrays)
+        self._code.run(self._code.step, calls, keep_alive)
         return logits[:, : config.vocabulary]
 
     def _reserve(self, rows: int, length: int, threads: int) -> None:
         """Allocate memory for this many rows, cache positions and threads."""
-        config = self._config
+        config, model = self._config, self._model
         if length > len(self._rotary):
             self._rotary = torch.cat((self._rotary, self._fused.rotary_table(len(self._rotary), length)))
         if rows > self._rows:
             capacity = max(rows, 2 * self._rows)
             self._memory = {
-                StepArg.STATES: torch.zeros(capacity, pad(config.hidden)),
-                StepArg.QKV: torch.zeros(capacity, pad(config.qkv_heads * config.head_size)),
-                StepArg.ATTENTION: torch.zeros(capacity, config.query_heads * config.head_size, dtype=config.dtype),
-                StepArg.GATES: torch.zeros(capacity, pad(2 * config.intermediate)),
-                StepArg.MLP: torch.zeros(capacity, pad(config.intermediate), dtype=config.dtype),
+                "states": torch.zeros(capacity, pad(config.hidden)),
+                "qkv": torch.zeros(capacity, pad(config.qkv_heads * config.head_size)),
+                "attended": torch.zeros(capacity, config.query_heads * config.head_size, dtype=config.dtype),
+                "gates": torch.zeros(capacity, pad(2 * config.intermediate)),
+                "mlp": torch.zeros(capacity, pad(config.intermediate), dtype=config.dtype),
             }
             self._rows, self._scratch = capacity, []  # only after all allocations have succeeded
         if length > self._length:
             self._length, self._scratch = length, []
+        if model.rotary != self._rotary.data_ptr() or model.states != self._memory["states"].data_ptr():
+            self._model = self._decoder()  # a new one: a late thread may still read the one before
         while len(self._scratch) < threads:
             self._scratch.append(self._allocate_scratch())
 
-    def _allocate_scratch(self) -> tuple[_Integers, list[torch.Tensor]]:
-        """Return the memory of a thread, as addresses in the order of `ThreadArg` and as tensors."""
+    def _decoder(self) -> Decoder:
         config = self._config
+        return Decoder(
+            AttentionShape(
+                config.query_heads,
+                config.kv_heads,
+                config.head_size,
+                config.qk_norm,
+                config.bf16,
+                config.eps,
+                config.scaling,
+            ),
+            config.layers,
+            config.hidden,
+            config.intermediate,
+            ctypes.addressof(self._layers),
+            self._fused.embed.data_ptr(),
+            self._norm,
+            self._head,
+            self._rotary.data_ptr(),
+            **{name: memory.data_ptr() for name, memory in self._memory.items()},
+        )
+
+    def _allocate_scratch(self) -> tuple[StepScratch, list[torch.Tensor]]:
+        """Return the memory of a thread."""
+        config, score_count = self._config, self._length + LANES
         tensors = [
             torch.zeros(self._rows, config.hidden, dtype=config.dtype),
             torch.zeros(min(self._rows, PANEL_ROWS), COLUMNS),
             torch.zeros(config.run_rows, config.head_size),
-            torch.zeros(config.run_rows, self._length + 2 * LANES),
+            torch.zeros(config.run_rows, score_count),
         ]
-        return np.array([each.data_ptr() for each in tensors], np.int64), tensors
+        return StepScratch(*(each.data_ptr() for each in tensors), score_count), tensors
 
-    def _layer_args(self, number: int, window: int) -> list[int]:
+    def _layer(self, number: int, window: int) -> DecoderLayer:
         layer, hidden = self._fused.layers[number], self._config.hidden
-        args = [0] * len(LayerArg)
-        for name, norm in ((LayerArg.INPUT_NORM, layer.input_norm), (LayerArg.MLP_NORM, layer.mlp_norm)):
-            args[name] = self._fp32_address(norm[:hidden])
-        for name, head_norm in ((LayerArg.QUERY_NORM, layer.query_norm), (LayerArg.KEY_NORM, layer.key_norm)):
-            args[name] = 0 if head_norm is None else self._fp32_address(head_norm)
-        products = (
-            (LayerArg.QKV, layer.qkv),
-            (LayerArg.OUT, layer.out),
-            (LayerArg.GATE_UP, layer.gate_up),
-            (LayerArg.DOWN, layer.down),
+        query_norm, key_norm = (
+            0 if norm is None else self._fp32_address(norm) for norm in (layer.query_norm, layer.key_norm)
         )
-        for name, product in products:
-            args[name], args[name + 1] = self._product_args(product)
-        args[LayerArg.WINDOW] = window
-        return args
+        return DecoderLayer(
+            self._fp32_address(layer.input_norm[:hidden]),
+            query_norm,
+            key_norm,
+            self._fp32_address(layer.mlp_norm[:hidden]),
+            *(self._product(each) for each in (layer.qkv, layer.out, layer.gate_up, layer.down)),
+            window,
+        )
 
-    def _product_args(self, layer: Any) -> tuple[int, int]:
-        """Return the addresses of the weights and the padded bias of a product."""
+    def _product(self, layer: Any) -> LinearLayer:
         assert isinstance(layer, BlockLinear)
         self._weights.append(layer)
-        return layer.weights.data_ptr(), layer.bias.data_ptr()
+        return layer.layer
 
     def _fp32_address(self, weights: torch.Tensor) -> int:
         weights = weights.detach().float().contiguous()
@@ -158,28 +190,26 @@ def _flatten(rows: Sequence[BatchRow], run_rows: int) -> tuple[_Integers, _Integ
 
 
 def _check_bounds(tokens: _Integers, limits: tuple[int, int, int]) -> None:
-    """Raise IndexError for a token, position or slot out of bounds: the machine code does not check them."""
+    """Raise IndexError for a token, position or slot out of bounds: the kernels do not check them."""
     if tokens.min() < 0 or any(tokens.max(1) >= limits):
         raise IndexError(f"tokens, positions and slots: expected 0 to below {limits}, got {tokens.max(1).tolist()}")
 
 
 class Unsupported(Exception):
-    """The machine code cannot compute the model, or not on this CPU; the message says why."""
+    """The kernels cannot compute the model; the message says why."""
 
 
 def step_code(model: Any, forms: Mapping[int, AttentionForm], bits: int) -> StepCode:
-    """Compile the step of a model of `fused.ARCHITECTURES`, with weights in this number of bits; 0 for its dtype.
+    """Return the kernels for a model of `fused.ARCHITECTURES`, with weights in this number of bits; 0 for its dtype.
 
-    Raises Unsupported.
+    Raises Unsupported, or NoKernels if this installation has none.
     """
-    _check_cpu()
-    config = _kernel_config(model, bits)
     if {(form.scaling, form.softcap) for form in forms.values()} != {(forms[0].scaling, 0.0)}:
         raise Unsupported("its layers differ in the scaling of attention, or have a soft cap")
-    return StepCode(config, forms[0].scaling)
+    return StepCode(_kernel_config(model, bits, forms[0].scaling))
 
 
-def _kernel_config(model: Any, bits: int) -> KernelConfig:
+def _kernel_config(model: Any, bits: int, scaling: float) -> KernelConfig:
     config, attention, dtype = model.config, model.model.layers[0].self_attn, model.model.embed_tokens.weight.dtype
     bf16, head_size = dtype is torch.bfloat16, int(attention.head_dim)
     for name, size, multiple in (
@@ -189,6 +219,8 @@ def _kernel_config(model: Any, bits: int) -> KernelConfig:
     ):
         if size % multiple:
             raise Unsupported(f"{name}: expected a multiple of {multiple}, got {size}")
+    if head_size > MAX_HEAD_SIZE:
+        raise Unsupported(f"head size: expected at most {MAX_HEAD_SIZE}, got {head_size}")
     if dtype not in (torch.float32, torch.bfloat16):
         raise Unsupported(f"dtype: expected float32 or bfloat16, got {str(dtype).removeprefix('torch.')}")
     if not has_fixed_rotary(model):
@@ -205,21 +237,6 @@ def _kernel_config(model: Any, bits: int) -> KernelConfig:
         qk_norm=hasattr(attention, "q_norm"),
         bf16=bf16,
         bits=bits,
-        avx512=_has_avx512(bf16, bits),
+        form=best_form(),
+        scaling=scaling,
     )
-
-
-def _has_avx512(bf16: bool, bits: int) -> bool:
-    """Return whether this CPU has all AVX-512 instructions that the kernels use for such weights."""
-    needed = {"avx512f"}
-    if bf16:
-        needed |= {"avx512bf16", *{8: ["avx512vbmi"], 4: ["avx512bw"]}.get(bits, ())}
-    return needed <= cpu_features()
-
-
-def _check_cpu() -> None:
-    """Raise Unsupported if this CPU lacks instructions, or the system `sched_yield`."""
-    if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
-        raise Unsupported("it needs Linux or macOS on x86-64")
-    if missing := sorted(AVX2 - cpu_features()):
-        raise Unsupported(f"this CPU has no {' and '.join(missing)}")

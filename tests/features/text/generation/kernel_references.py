@@ -1,4 +1,4 @@
-"""What the kernels of generation/native compute, in PyTorch."""
+"""What the kernels of the decoder step compute, in PyTorch."""
 
 import torch
 from torch.nn.functional import silu

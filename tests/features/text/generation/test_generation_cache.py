@@ -44,7 +44,7 @@ def test_slots_are_copied_and_reordered() -> None:
 
 
 def test_freed_slots_are_cleared_from_the_first_adapter_on() -> None:
-    """The machine code does not read masked positions; PyTorch, which applies adapters, multiplies them by 0."""
+    """The kernels do not read masked positions; PyTorch, which applies adapters, multiplies them by 0."""
     memory = CacheManager(CacheShape(1, 1, 4, 4), 256, 0, torch.float32, torch.device("cpu"), clears=False)
     memory.reserve(2, 32)
     memory.cache.keys[:] = 3.0

@@ -1,61 +1,39 @@
-"""The decoder step in machine code: logits of transformers, kernels against their references, independent rows."""
+"""The decoder step of the kernels: logits of transformers, kernels against their references, independent rows."""
 
+import ctypes
 import functools
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("llvmlite")
-
-import torch
-import transformers
-from llvmlite import ir
-
+import dragoman_kernels
 from dragoman.core.errors import ModelFailed
-from dragoman_kernels.threads import StepThreads
 from dragoman_text.generation.cache import KeyValueCache
 from dragoman_text.generation.job import BatchRow
-from dragoman_text.generation.native.code import INT64, LANES, POINTER, Code, Compiled, cpu_features
-from dragoman_text.generation.native.forward import build_module
-from dragoman_text.generation.native.kernels import (
-    AVX2,
-    COLUMNS,
-    GROUP,
-    AttentionHead,
-    KernelConfig,
-    attend,
-    emit_norm,
-    emit_product,
-    exp,
-    gate,
-    pad,
-    store_items,
-    store_key_value,
-)
+from dragoman_text.generation.native.config import COLUMNS, GROUP, LANES, KernelConfig
 from dragoman_text.generation.native.linear import StepCode, pack_blocks
-from dragoman_text.generation.native.quantized import decoder, dequantize, pack_quantized
+from dragoman_text.generation.native.quantized import dequantize, pack_quantized
+from dragoman_text.generation.native.structures import AttentionHead, AttentionShape
 from dragoman_text.generation.pretrained import load_pretrained
 from dragoman_text.generation.runner import QUANTIZATIONS, Runner
 from dragoman_text.generation.threads import MAX_THREADS, fastest_thread_count
+from features.kernels.forms import forms
 from features.text.generation.kernel_references import (
     attention_reference,
     exp_reference,
     gate_reference,
-    norm_reference,
     product_reference,
     rotate_reference,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not cpu_features() >= AVX2, reason="the machine has no AVX2"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 SMALL = {
     "hidden_size": 64,
@@ -74,7 +52,7 @@ _LLAMA3_ROTARY = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Each is compiled: one model has several properties.
+# One model has several properties.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "odd-sizes-linear-rotary": (
@@ -104,17 +82,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 QUANTIZED = ["int8", "int4"]
-# Instruction set and dtype, with the instructions that the CPU must have. The code for AVX2 is the same on any CPU.
-NEEDED = {
-    "avx2-float32": AVX2,
-    "avx2-bfloat16": AVX2,
-    "avx512-float32": {"avx512f"},
-    "avx512-bfloat16": {"avx512bf16", "avx512bw", "avx512vbmi"},
-}
-FORMS = [
-    pytest.param(form, marks=pytest.mark.skipif(not needed <= cpu_features(), reason=f"needs {needed}"))
-    for form, needed in NEEDED.items()
-]
+# Form of the kernels and dtype.
+FORMS = [f"{form}-{dtype}" for form in forms() for dtype in ("float32", "bfloat16")]
+BF16_FORMS = FORMS[1::2]
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +106,12 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 def load_runner(folder: Path, form: str = "", quantization: str = "none") -> tuple[Runner, KeyValueCache]:
-    """Load a model with code for an instruction set and a dtype of `NEEDED`; by default in FP32 for this CPU."""
-    dtype = form.partition("-")[2] or "float32"
+    """Load a model with a form of the kernels and a dtype, of `FORMS`; by default in FP32 for this CPU."""
+    name, _, dtype = form.partition("-")
     with pytest.MonkeyPatch.context() as patch:
-        if form.startswith("avx2"):
-            patch.setattr("dragoman_text.generation.native.step.cpu_features", lambda: set(AVX2))
-        runner = Runner(load_pretrained(folder, dtype, "cpu"), quantization=quantization)
+        if name:
+            patch.setenv("KERNELS_FORM", name)
+        runner = Runner(load_pretrained(folder, dtype or "float32", "cpu"), quantization=quantization)
     assert runner.native
     cache = KeyValueCache(runner.shape, 4096, runner.dtype, runner.device)
     cache.reserve(8, 96)
@@ -164,9 +134,10 @@ def llamas(folders: Path) -> Llamas:
     return Llamas(folders / "llama")
 
 
-# For the instructions of this CPU, and for AVX2 with one model: each kernel is compared in all forms below.
+# In the form for this CPU, and in the others with one model: each kernel is compared in all forms below.
 @pytest.mark.parametrize(
-    ("name", "form"), [*((name, "") for name in MODELS), ("odd-sizes-linear-rotary", "avx2-float32")]
+    ("name", "form"),
+    [*((name, "") for name in MODELS), *(("odd-sizes-linear-rotary", form) for form in FORMS[:-2:2])],
 )
 def test_logits_equal_those_of_transformers(folders: Path, name: str, form: str) -> None:
     runner, cache = load_runner(folders / name, form)
@@ -191,7 +162,7 @@ def test_logits_equal_those_of_transformers(folders: Path, name: str, form: str)
             torch.testing.assert_close(torch.stack(logits), expected, rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("form", FORMS[1::2])
+@pytest.mark.parametrize("form", BF16_FORMS)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral-window"])
 def test_bf16_is_as_close_to_fp32_as_transformers(folders: Path, name: str, form: str) -> None:
     runner, cache = load_runner(folders / name, form)
@@ -228,15 +199,13 @@ def test_rows_do_not_depend_on_the_batch_or_the_number_of_threads(llamas: Llamas
 
 @pytest.mark.parametrize(
     ("form", "quantization"),
-    [(form, quantization) for form in NEEDED for quantization in ("none", "int4" if "bfloat16" in form else "int8")],
+    [(form, quantization) for form in FORMS for quantization in ("none", "int4" if "bfloat16" in form else "int8")],
 )
 @given(cuts=st.lists(st.integers(1, 219), max_size=8), others=st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
 def test_sequences_do_not_depend_on_the_steps(
     llamas: Llamas, form: str, quantization: str, cuts: list[int], others: int
 ) -> None:
-    if not NEEDED[form] <= cpu_features():
-        return
     runner, cache = llamas.load(form, quantization)
     text = prompt(2, 220)
     cache.reserve(5, 256)
@@ -279,7 +248,7 @@ def test_unsupported_models_are_computed_by_pytorch_and_logged(
     caplog.set_level("INFO", "dragoman.generation")
     runner = Runner(load_pretrained(tmp_path, "float32", "cpu"))
     assert not runner.native
-    assert [reason in line for line in caplog.messages if "machine code is not used" in line] == [True]
+    assert [reason in line for line in caplog.messages if "the kernels are not used" in line] == [True]
     cache = KeyValueCache(runner.shape, 256, runner.dtype, runner.device)
     cache.reserve(1, 32)
     assert runner.run(cache, [BatchRow(0, 0, [3])]).shape == (1, 150)
@@ -369,20 +338,27 @@ def test_quantization_needs_packed_weights(folders: Path) -> None:
         Runner(load_pretrained(folders / "llama", "float32", "cpu"), packed=False, quantization="int8")
 
 
-def test_missing_instructions_are_named(
+def test_an_installation_without_kernels_says_so(
     folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dragoman_text.generation.native.step.cpu_features", lambda: {"avx2", "avx512f"})
-    caplog.set_level("INFO", "dragoman.generation")
-    assert not Runner(load_pretrained(folders / "llama", "float32", "cpu")).native
-    assert "this CPU has no fma" in caplog.text
+    monkeypatch.setenv("KERNELS_FORM", "none")
+    runner = Runner(load_pretrained(folders / "llama", "float32", "cpu"))
+    assert not runner.native
+    assert [line for line in caplog.messages if "KERNELS_FORM is none" in line] == [
+        "the kernels are not used, PyTorch computes: KERNELS_FORM is none"
+    ]
+    cache = KeyValueCache(runner.shape, 256, runner.dtype, runner.device)
+    cache.reserve(1, 32)
+    assert runner.run(cache, [BatchRow(0, 0, [3])]).shape == (1, 150)
+    with pytest.raises(ModelFailed, match="'int8' is not possible: KERNELS_FORM is none"):
+        Runner(load_pretrained(folders / "llama", "float32", "cpu"), quantization="int8")
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_layers_outside_of_the_step_equal_their_reference(form: str, bias: bool) -> None:
     config = kernel_config(form)
-    dtype, code = config.dtype, StepCode(config, 1.0)
+    dtype, code = config.dtype, StepCode(config)
     layers = [torch.nn.Linear(48, columns, bias=bias, dtype=dtype) for columns in (70, 131)]
     code.threads = 2
     packed, rows, added = code.pack(*layers), random_tensor(1, 100, 48).to(dtype), random_tensor(2, 100, 201).to(dtype)
@@ -397,8 +373,6 @@ def test_layers_outside_of_the_step_equal_their_reference(form: str, bias: bool)
 
 # --- each kernel against its reference in PyTorch ------------------------------------------------------------------
 
-RUNS = 4  # rows of a run with heads of 32
-
 
 def kernel_config(form: str, **changes: Any) -> KernelConfig:
     dimensions: dict[str, Any] = {
@@ -412,8 +386,8 @@ def kernel_config(form: str, **changes: Any) -> KernelConfig:
         "eps": 1e-6,
         "qk_norm": False,
     }
-    bf16, avx512 = form.endswith("bfloat16"), form.startswith("avx512")
-    return KernelConfig(**{**dimensions, **changes}, bf16=bf16, avx512=avx512)
+    name, _, dtype = form.partition("-")
+    return KernelConfig(**{**dimensions, **changes}, bf16=dtype == "bfloat16", form=name)
 
 
 def random_tensor(seed: int, *shape: int) -> torch.Tensor:
@@ -426,11 +400,26 @@ def assert_equal(actual: torch.Tensor, expected: torch.Tensor, bf16: bool) -> No
     torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
 
 
-@functools.cache
-def product_kernel(form: str, bits: int = 0) -> Any:
-    module, config = ir.Module(), kernel_config(form, bits=bits)
-    emit_product(module, config, decoder(config))
-    return Compiled(module, config.instructions).function("product", 6)
+_ADDRESS, _INTEGER = ctypes.c_void_p, ctypes.c_int64
+
+
+def product(inputs: torch.Tensor, block: torch.Tensor, config: KernelConfig) -> torch.Tensor:
+    """Return the product of inputs with one block of weights, by the kernel."""
+    rows, size = inputs.shape
+    sums = torch.full((rows, COLUMNS), float("nan"))
+    types = (_ADDRESS, _INTEGER, _ADDRESS, _ADDRESS, *[_INTEGER] * 4)
+    function = dragoman_kernels.function("product", config.form, *types)
+    function(
+        inputs.data_ptr(),
+        config.item_bytes * size,
+        block.data_ptr(),
+        sums.data_ptr(),
+        rows,
+        size,
+        config.bf16,
+        config.bits,
+    )
+    return sums
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -443,39 +432,20 @@ def test_product_equals_its_reference(form: str, rows: int, steps: int, seed: in
         random_tensor(seed, rows, steps * pair).to(dtype),
         random_tensor(seed + 1, COLUMNS, steps * pair).to(dtype),
     )
-    block = pack_blocks(weights, config)
-    sums = torch.full((rows, COLUMNS), float("nan"))
-    row_bytes = config.step_bytes * steps
-    product_kernel(form)(inputs.data_ptr(), row_bytes, block.data_ptr(), sums.data_ptr(), rows, steps)
+    sums = product(inputs, pack_blocks(weights, config), config)
     torch.testing.assert_close(sums, product_reference(inputs.double(), weights.double()), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("bits", [0, 8, 4])
-@pytest.mark.parametrize("form", ["avx2-float32", "avx2-bfloat16"])
-def test_code_for_avx2_has_no_instructions_of_avx512(form: str, bits: int) -> None:
-    config = kernel_config(form, bits=bits)
-    code = Compiled(build_module(config, 1.0), config.instructions).assembly()
-    assert "vfmadd" in code
-    assert "ymm" in code
-    assert not re.search(r"zmm|%k\d|[xy]mm(1[6-9]|[23]\d)", code)
-
-
-@pytest.mark.parametrize("form", FORMS[1::2])
+@pytest.mark.parametrize("form", BF16_FORMS)
 def test_numbers_are_rounded_to_the_nearest_bf16(form: str) -> None:
-    module, config = ir.Module(), kernel_config(form)
-    code = Code(module, "round", (POINTER, POINTER, INT64))
-    source, target, count = code.arguments
-    with code.loop(code.integer(0), count, LANES) as i:
-        store_items(config, target, i, source.load_vector(i * 4))
-    code.finish()
     bits = np.random.default_rng(1).integers(0, 1 << 32, 16_000, np.uint32)
     ties = bits[:4000] & 0xFFFF0000 | 0x8000
     special = np.array([0, 1 << 31, 0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F7FFFFF], np.uint32)
     numbers = torch.from_numpy(np.concatenate((bits, ties, special, special)).view(np.float32))
     numbers[(numbers.abs() < 1.2e-38) & (numbers != 0)] = 1.0  # instructions of AVX-512 flush subnormal numbers to 0
     rounded = torch.empty(len(numbers), dtype=torch.bfloat16)
-    compiled = Compiled(module, config.instructions)
-    compiled.function("round", 3)(numbers.data_ptr(), rounded.data_ptr(), len(numbers))
+    kernel = dragoman_kernels.function("round_to_bf16", form.partition("-")[0], _ADDRESS, _ADDRESS, _INTEGER)
+    kernel(numbers.data_ptr(), rounded.data_ptr(), len(numbers))
     is_nan = numbers.isnan()
     assert torch.equal(rounded.isnan(), is_nan)
     assert torch.equal(rounded[~is_nan], numbers[~is_nan].bfloat16())
@@ -489,10 +459,8 @@ def test_quantized_product_equals_its_reference(form: str, bits: int, rows: int,
     config, size = kernel_config(form, bits=bits), groups * GROUP
     inputs = random_tensor(seed, rows, size).to(config.dtype)
     weights = random_tensor(seed + 1, COLUMNS, size) * random_tensor(seed + 2, COLUMNS, 1).exp()
-    weights[0], weights[1, 1:], sums = 0.0, 0.0, torch.full((rows, COLUMNS), float("nan"))
-    block = pack_quantized(weights, config)
-    function, row_bytes = product_kernel(form, bits), config.item_bytes * size
-    function(inputs.data_ptr(), row_bytes, block.data_ptr(), sums.data_ptr(), rows, config.steps(size))
+    weights[0], weights[1, 1:] = 0.0, 0.0
+    sums = product(inputs, pack_quantized(weights, config), config)
     rounded = dequantize(weights, bits)
     torch.testing.assert_close(sums, product_reference(inputs.double(), rounded.double()), rtol=1e-4, atol=1e-3)
     # Half a step of the integers, plus the rounding of the scale to BF16, and in 4 bits the clamped opposite of -8.
@@ -501,85 +469,45 @@ def test_quantized_product_equals_its_reference(form: str, bits: int, rows: int,
     assert bool((error <= largest * (0.0045 if bits == 8 else 0.13)).all())
 
 
+@pytest.mark.parametrize("size", [48, 42])
 @pytest.mark.parametrize("form", FORMS)
-def test_norm_equals_its_reference(form: str) -> None:
-    module, config = ir.Module(), kernel_config(form)
-    emit_norm(module, config)
-    norm = Compiled(module, config.instructions).function("norm", 4)
-    states, weight = random_tensor(1, 7, pad(config.hidden)), random_tensor(2, config.hidden)
-    output = torch.zeros(7, config.hidden, dtype=config.dtype)
-    norm(states.data_ptr(), weight.data_ptr(), output.data_ptr(), 7)
-    assert_equal(output, norm_reference(states[:, : config.hidden], weight, config.eps), config.bf16)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_gate_equals_its_reference(form: str) -> None:
-    module, config = ir.Module(), kernel_config(form)
-    code = Code(module, "gate", (POINTER, POINTER))
-    gate(code, config, *code.arguments)
-    code.finish()
-    gates, output = 5 * random_tensor(3, 2 * config.intermediate), torch.zeros(config.intermediate, dtype=config.dtype)
-    compiled = Compiled(module, config.instructions)
-    compiled.function("gate", 2)(gates.data_ptr(), output.data_ptr())
-    assert_equal(output, gate_reference(gates), config.bf16)
-
-
-@functools.cache
-def attention_kernel(config: KernelConfig, scaling: float) -> Any:
-    """Compile attention of one key-value head for a run of rows, with the arguments in a table."""
-    module = ir.Module()
-    code = Code(module, "attention", (POINTER, INT64))
-    table, count = code.arguments
-
-    def at(row: int, field: int) -> Any:
-        return table + 8 * (row * 9 + field)
-
-    def head(row: int) -> AttentionHead:
-        return AttentionHead(
-            head=code.integer(1),
-            position=at(row, 0).load_int(),
-            first=at(row, 1).load_int(),
-            qkv=at(row, 2).load_pointer(),
-            rotary=at(row, 3).load_pointer(),
-            keys=at(row, 4).load_pointer(),
-            values=at(row, 5).load_pointer(),
-            output=at(row, 6).load_pointer(),
-            norms=(table + 8 * 9 * RUNS, table + 8 * 9 * RUNS + 4 * config.head_size),
-            query=at(row, 7).load_pointer(),
-            scores=at(row, 8).load_pointer() + 4 * LANES,
-        )
-
-    def run(rows: int) -> None:
-        heads = [head(row) for row in range(rows)]
-        for each in heads:
-            store_key_value(code, config, each)
-        attend(code, config, scaling, heads)
-
-    code.if_else(code.integer(1) < count, lambda: run(RUNS), lambda: run(1))
-    code.finish()
-    return Compiled(module, config.instructions).function("attention", 2)
+def test_gate_equals_its_reference(form: str, size: int) -> None:
+    config = kernel_config(form, intermediate=size)
+    gates, output = 5 * random_tensor(3, 2 * size), torch.full((size + 1,), 7.0, dtype=config.dtype)
+    gate = dragoman_kernels.function("gate", config.form, _ADDRESS, _ADDRESS, _INTEGER, _INTEGER)
+    gate(gates.data_ptr(), output.data_ptr(), size, config.bf16)
+    assert_equal(output[:size], gate_reference(gates), config.bf16)
+    assert output[size] == 7, "written beyond the output"
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("qk_norm", [False, True])
-@pytest.mark.parametrize("window", [0, 3, 100])
-@pytest.mark.parametrize("count", [1, RUNS])
-def test_attention_and_cached_keys_equal_their_reference(form: str, qk_norm: bool, window: int, count: int) -> None:
-    config, length, start, scaling = kernel_config(form, qk_norm=qk_norm), 64, 37, 0.3
+@pytest.mark.parametrize(("qk_norm", "window"), [(False, 0), (True, 3), (True, 100)])
+@pytest.mark.parametrize("several", [False, True])
+def test_attention_and_cached_keys_equal_their_reference(form: str, qk_norm: bool, window: int, several: bool) -> None:
+    for head_size in (32, 64, 96, 128, 288):
+        check_attention(form, qk_norm, window, several, head_size)
+
+
+def check_attention(form: str, qk_norm: bool, window: int, several: bool, head_size: int) -> None:
+    config, length, start = kernel_config(form, qk_norm=qk_norm, head_size=head_size, scaling=0.3), 64, 37
+    count = config.run_rows if several else 1
     size, group = config.head_size, config.query_heads // config.kv_heads
     qkv, rotary = random_tensor(4, count, config.qkv_heads, size), random_tensor(5, count, 2, size)
     keys, values = random_tensor(6, length, size).to(config.dtype), random_tensor(7, length, size).to(config.dtype)
     norms = random_tensor(8, 2, size)
     output = torch.zeros(count, config.query_heads, size, dtype=config.dtype)
-    query, scores = torch.zeros(count, size), torch.zeros(count, length + 2 * LANES)
+    query, scores = torch.zeros(count, size), torch.zeros(count, length + LANES)
     positions = [start + row for row in range(count)]
     firsts = [max(0, position + 1 - window) if window else 0 for position in positions]
-    table = np.zeros(9 * RUNS + size, np.int64)
-    for row in range(count):
-        memory = (qkv[row], rotary[row], keys, values, output[row], query[row], scores[row])
-        table[9 * row : 9 * row + 9] = positions[row], firsts[row], *(each.data_ptr() for each in memory)
-    table[9 * RUNS :].view(np.float32)[:] = norms.numpy().reshape(-1)
-    attention_kernel(config, scaling)(table.ctypes.data, count)
+    shape = AttentionShape(4, 2, size, qk_norm, config.bf16, config.eps, config.scaling)
+    heads = (AttentionHead * count)()
+    for row, head in enumerate(heads):
+        memory = (qkv[row], rotary[row], keys, values, output[row], *norms, query[row], scores[row])
+        heads[row] = AttentionHead(1, positions[row], firsts[row], *(each.data_ptr() for each in memory))
+        store = dragoman_kernels.function("store_key_value", config.form, _ADDRESS, _ADDRESS)
+        store(ctypes.addressof(shape), ctypes.addressof(head))
+    attend = dragoman_kernels.function("attend", config.form, _ADDRESS, _ADDRESS, _INTEGER)
+    attend(ctypes.addressof(shape), ctypes.addressof(heads), count)
     query_norm, key_norm = norms if qk_norm else (None, None)
     for row, (position, first) in enumerate(zip(positions, firsts, strict=True)):
         rotated = rotate_reference(qkv[row], rotary[row], query_norm, config.eps)
@@ -587,19 +515,14 @@ def test_attention_and_cached_keys_equal_their_reference(form: str, qk_norm: boo
         assert_equal(keys[position], key, config.bf16)
         assert_equal(values[position], qkv[row, config.query_heads + config.kv_heads + 1], config.bf16)
         visible = slice(first, position + 1)
-        expected = attention_reference(rotated[group : 2 * group], keys[visible], values[visible], scaling)
+        expected = attention_reference(rotated[group : 2 * group], keys[visible], values[visible], config.scaling)
         assert_equal(output[row, group : 2 * group], expected, config.bf16)
         assert (output[row, :group] == 0).all(), "heads that share another key are not written"
 
 
-def test_exp_equals_its_reference_within_two_units_in_the_last_place() -> None:
-    module = ir.Module()
-    code = Code(module, "powers", (POINTER, INT64))
-    numbers, count = code.arguments
-    with code.loop(code.integer(0), count, LANES) as i:
-        numbers.store(exp(numbers.load_vector(i * 4)), i * 4)
-    code.finish()
-    powers = Compiled(module).function("powers", 2)
+@pytest.mark.parametrize("form", forms())
+def test_exp_equals_its_reference_within_two_units_in_the_last_place(form: str) -> None:
+    powers = dragoman_kernels.function("exponentials", form, _ADDRESS, _INTEGER)
     exponents = np.linspace(-86.9, 87.9, 160_000, dtype=np.float32)
     actual = exponents.copy()
     powers(actual.ctypes.data, len(actual))
@@ -613,23 +536,16 @@ def test_exp_equals_its_reference_within_two_units_in_the_last_place() -> None:
     assert ends[2] == 1
 
 
-def test_shared_work_is_done_once_by_any_number_of_threads() -> None:
-    module = ir.Module()
-    code = Code(module, "work", (POINTER, POINTER))
-    counters, marks = code.arguments
-
-    def mark(part: Any) -> None:
-        marks.store(marks.load_int(part * 8) + 1, part * 8)
-
-    for turn in range(3):
-        code.share_work(counters + 128 * turn, code.integer(50), lambda: None, mark)
-    code.finish()
-    work, threads = Compiled(module).function("work", 2), StepThreads()
+def test_shared_work_is_done_by_any_number_of_threads() -> None:
+    form = forms()[-1]
+    code = StepCode(kernel_config(f"{form}-float32"))
+    layer = code.pack(torch.nn.Linear(16, 50 * COLUMNS, bias=False))
+    inputs = random_tensor(1, 3, 16)
+    expected = layer.forward(inputs)
     for count in (1, 2, 4, 1):
-        for _ in range(200):
-            counted, marked = np.zeros(3 * 16, np.int64), np.zeros(50, np.int64)
-            threads.run(work, [(counted.ctypes.data, marked.ctypes.data)] * count, (counted, marked))
-            assert (marked == 3).all()
+        code.threads = count
+        for _ in range(100):
+            assert torch.equal(layer.forward(inputs), expected)
 
 
 def test_a_failed_allocation_leaves_a_usable_state(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:

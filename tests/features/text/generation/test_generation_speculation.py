@@ -25,7 +25,7 @@ REPEATED = "one two three four one two three four one two three four one two"
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
 def models(folders: Path, request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, LanguageModel]]:
-    """A model without and with speculation: in machine code, where the CPU allows it, and in PyTorch."""
+    """A model without and with speculation: by the kernels, and in PyTorch."""
     folder = folders / f"tiny-{request.param}"
     plain, speculating = load_model(folder), load_model(folder, speculative_tokens=4)
     yield plain, speculating
@@ -114,7 +114,7 @@ async def test_slots_are_cleared_with_their_rejected_drafts(
     speculating: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if text_engine(speculating).details["machine_code"]:
-        pytest.skip("the machine code does not read masked positions, so that slots are not cleared")
+        pytest.skip("the kernels do not read masked positions, so that slots are not cleared")
     # The temperature makes a new token likely, which ends the second completion long before its last possible token.
     parameters: dict[str, Any] = {"do_sample": True, "seed": 1, "temperature": 5.0}
     first, second, end = ids(await text(speculating, REPEATED, max_new_tokens=3, **parameters))

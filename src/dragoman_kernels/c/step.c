@@ -1,0 +1,132 @@
+/* A step of all layers of a decoder, as one function that all threads call. */
+#include "step.h"
+#include "gate.h"
+#include "norm.h"
+#include "share.h"
+
+/* Blocks of columns in one part of the last product. */
+#define LOGIT_BLOCKS 4
+
+INLINE int64_t padded(int64_t columns) { return (columns + COLUMNS - 1) / COLUMNS * COLUMNS; }
+INLINE int64_t item_size(const decoder *model) { return model->attention.bf16 ? 2 : 4; }
+
+static void embed(const decoder_step *step, int64_t row)
+{
+    const decoder *model = step->model;
+    float *states = model->states + row * padded(model->hidden);
+    for (int64_t i = 0; i < model->hidden; i += LANES)
+        store(states + i, load_items(model->embedding, step->tokens[row] * model->hidden + i, (int)model->attention.bf16));
+}
+
+/* Normalize the states of all rows, for this thread. */
+static void norm_states(const decoder_step *step, const float *weight, void *normed)
+{
+    const decoder *model = step->model;
+    for (int64_t row = 0; row < step->rows; row++)
+        norm_row(model->states + row * padded(model->hidden), weight, normed, row * model->hidden, model->hidden,
+                 model->attention.eps, (int)model->attention.bf16);
+}
+
+/* Normalize the states of the rows whose logits are computed. */
+static void norm_outputs(const decoder_step *step, void *normed)
+{
+    const decoder *model = step->model;
+    for (int64_t number = 0; number < step->output_count; number++)
+        norm_row(model->states + step->output_rows[number] * padded(model->hidden), model->norm, normed,
+                 number * model->hidden, model->hidden, model->attention.eps, (int)model->attention.bf16);
+}
+
+/* A head of a row, which is number `in_run` of its run. */
+static attention_head head_of(const decoder_step *step, int64_t number, const decoder_layer *layer, int64_t row,
+                              int64_t head, int64_t in_run, const step_scratch *scratch)
+{
+    const decoder *model = step->model;
+    const attention_shape *shape = &model->attention;
+    const int64_t size = shape->head_size, position = step->positions[row];
+    const int64_t cache = number * step->layer_bytes + step->slots[row] * step->slot_bytes + head * step->head_bytes;
+    const int64_t row_bytes = shape->query_heads * size * item_size(model);
+    return (attention_head){
+        .head = head,
+        .position = position,
+        .first = layer->window > 0 ? larger(position + 1 - layer->window, 0) : 0,
+        .qkv = model->qkv + row * padded((shape->query_heads + 2 * shape->kv_heads) * size),
+        .rotary = model->rotary + position * 2 * size,
+        .keys = (char *)step->keys + cache,
+        .values = (char *)step->values + cache,
+        .output = (char *)model->attended + row * row_bytes,
+        .query_norm = layer->query_norm,
+        .key_norm = layer->key_norm,
+        .query = scratch->query + in_run * size,
+        .scores = scratch->scores + in_run * scratch->score_count,
+    };
+}
+
+static void attend_part(const decoder_step *step, int64_t number, const decoder_layer *layer, int64_t part,
+                        const step_scratch *scratch)
+{
+    const attention_shape *shape = &step->model->attention;
+    const int64_t *run = step->runs + part / shape->kv_heads * 2;
+    attention_head heads[MOST_RUN_ROWS];
+    for (int64_t i = 0; i < run[1]; i++)
+        heads[i] = head_of(step, number, layer, run[0] + i, part % shape->kv_heads, i, scratch);
+    NAME(attend)(shape, heads, run[1]);
+}
+
+/* Execute `work` for each `part` of the next shared loop; `prepare` before this thread's first part. */
+#define SHARE(parts_, prepare, work)                                                                                   \
+    do {                                                                                                               \
+        const int64_t parts = (parts_);                                                                                \
+        int64_t part = take_part(loop);                                                                                \
+        if (part < parts) {                                                                                            \
+            prepare;                                                                                                   \
+            for (; part < parts; part = next_part(loop))                                                               \
+                work;                                                                                                  \
+        }                                                                                                              \
+        wait_for_parts(loop++, parts);                                                                                 \
+    } while (0)
+
+EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
+{
+    const decoder *model = step->model;
+    const attention_shape *shape = &model->attention;
+    const int64_t rows = step->rows, panels = panels_of(rows), hidden = padded(model->hidden);
+    const int64_t heads = padded((shape->query_heads + 2 * shape->kv_heads) * shape->head_size);
+    const int64_t gates = padded(2 * model->intermediate), item = item_size(model);
+    const int64_t normed_bytes = model->hidden * item, mlp_bytes = padded(model->intermediate) * item;
+    const int64_t attended_bytes = shape->query_heads * shape->head_size * item;
+    shared_loop *loop = step->counters;
+
+    SHARE(rows, , embed(step, part));
+    for (int64_t number = 0; number < model->layer_count; number++) {
+        const decoder_layer *layer = model->layers + number;
+        SHARE(panels * layer->qkv.blocks, norm_states(step, layer->input_norm, scratch->normed),
+              NAME(product_part)(&layer->qkv, scratch->normed, normed_bytes, rows, part, scratch->sums, model->qkv, heads,
+                                 0));
+        SHARE(rows * shape->kv_heads, , {
+            attention_head head =
+                head_of(step, number, layer, part / shape->kv_heads, part % shape->kv_heads, 0, scratch);
+            NAME(store_key_value)(shape, &head);
+        });
+        SHARE(step->run_count * shape->kv_heads, , attend_part(step, number, layer, part, scratch));
+        SHARE(panels * layer->out.blocks, ,
+              NAME(product_part)(&layer->out, model->attended, attended_bytes, rows, part, scratch->sums, model->states,
+                                 hidden, 1));
+        SHARE(panels * layer->gate_up.blocks, norm_states(step, layer->mlp_norm, scratch->normed),
+              NAME(product_part)(&layer->gate_up, scratch->normed, normed_bytes, rows, part, scratch->sums, model->gates,
+                                 gates, 0));
+        SHARE(rows, ,
+              NAME(gate)(model->gates + part * gates, (char *)model->mlp + part * mlp_bytes, model->intermediate,
+                         shape->bf16));
+        SHARE(panels * layer->down.blocks, ,
+              NAME(product_part)(&layer->down, model->mlp, mlp_bytes, rows, part, scratch->sums, model->states, hidden,
+                                 1));
+    }
+    const int64_t blocks = model->head.blocks, output_panels = panels_of(step->output_count);
+    SHARE((blocks + LOGIT_BLOCKS - 1) / LOGIT_BLOCKS * output_panels, norm_outputs(step, scratch->normed), {
+        const int64_t first = part / output_panels * LOGIT_BLOCKS;
+        for (int64_t block = first; block < smaller(first + LOGIT_BLOCKS, blocks); block++)
+            NAME(product_part)(&model->head, scratch->normed, normed_bytes, step->output_count,
+                               block * output_panels + part % output_panels, scratch->sums, step->logits,
+                               blocks * COLUMNS, 0);
+    });
+}

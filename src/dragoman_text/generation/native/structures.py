@@ -1,0 +1,120 @@
+"""Arguments of the kernels: the structures of product.h, attention.h and step.h in dragoman_kernels/c."""
+
+import ctypes
+
+_ADDRESS, _INTEGER = ctypes.c_void_p, ctypes.c_int64
+
+# Bytes of `shared_loop` in share.h.
+COUNTER_BYTES = 128
+# Products of more rows are computed in panels of this many.
+PANEL_ROWS = 96
+
+
+class LinearLayer(ctypes.Structure):
+    """`linear_layer`: weights of several columns, in blocks."""
+
+    _fields_ = (
+        ("weights", _ADDRESS),
+        ("bias", _ADDRESS),  # [columns, padded to whole blocks], FP32
+        ("size", _INTEGER),
+        ("blocks", _INTEGER),
+        ("block_bytes", _INTEGER),
+        ("bf16", _INTEGER),
+        ("bits", _INTEGER),
+    )
+
+
+class LinearCall(ctypes.Structure):
+    """`linear_call`: a linear layer outside of a step."""
+
+    _fields_ = (
+        ("layer", _ADDRESS),
+        ("inputs", _ADDRESS),
+        ("rows", _INTEGER),
+        ("row_bytes", _INTEGER),
+        ("output", _ADDRESS),
+        ("counters", _ADDRESS),
+    )
+
+
+class AttentionShape(ctypes.Structure):
+    """`attention_shape`: what is the same for all rows."""
+
+    _fields_ = (
+        ("query_heads", _INTEGER),
+        ("kv_heads", _INTEGER),
+        ("head_size", _INTEGER),
+        ("qk_norm", _INTEGER),
+        ("bf16", _INTEGER),
+        ("eps", ctypes.c_float),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class AttentionHead(ctypes.Structure):
+    """`attention_head`: one row and one key-value head. Only tests call the kernel of attention by itself."""
+
+    _fields_ = (
+        ("head", _INTEGER),
+        ("position", _INTEGER),
+        ("first", _INTEGER),
+        *((name, _ADDRESS) for name in ("qkv", "rotary", "keys", "values", "output")),
+        *((name, _ADDRESS) for name in ("query_norm", "key_norm", "query", "scores")),
+    )
+
+
+class DecoderLayer(ctypes.Structure):
+    """`decoder_layer`."""
+
+    _fields_ = (
+        *((name, _ADDRESS) for name in ("input_norm", "query_norm", "key_norm", "mlp_norm")),
+        *((name, LinearLayer) for name in ("qkv", "out", "gate_up", "down")),
+        ("window", _INTEGER),
+    )
+
+
+class Decoder(ctypes.Structure):
+    """`decoder`: a model, and the memory of its steps."""
+
+    _fields_ = (
+        ("attention", AttentionShape),
+        ("layer_count", _INTEGER),
+        ("hidden", _INTEGER),
+        ("intermediate", _INTEGER),
+        ("layers", _ADDRESS),
+        ("embedding", _ADDRESS),
+        ("norm", _ADDRESS),
+        ("head", LinearLayer),
+        *((name, _ADDRESS) for name in ("rotary", "states", "qkv", "attended", "gates", "mlp")),
+    )
+
+
+class DecoderStep(ctypes.Structure):
+    """`decoder_step`."""
+
+    _fields_ = (
+        ("model", _ADDRESS),
+        ("rows", _INTEGER),
+        *((name, _ADDRESS) for name in ("tokens", "positions", "slots", "keys", "values")),
+        *((name, _INTEGER) for name in ("layer_bytes", "slot_bytes", "head_bytes")),
+        ("output_count", _INTEGER),
+        ("output_rows", _ADDRESS),
+        ("run_count", _INTEGER),
+        ("runs", _ADDRESS),
+        ("logits", _ADDRESS),
+        ("counters", _ADDRESS),
+    )
+
+
+class StepScratch(ctypes.Structure):
+    """`step_scratch`: memory of a thread."""
+
+    _fields_ = (
+        *((name, _ADDRESS) for name in ("normed", "sums", "query", "scores")),
+        ("score_count", _INTEGER),
+    )
+
+
+def counter_count(layers: int) -> int:
+    """Return the number of shared loops of a step: one for the embedding, seven per layer, one for the logits."""
+    return 7 * layers + 2
