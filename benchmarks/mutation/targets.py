@@ -116,6 +116,7 @@ _GENERATION_TESTS = (
 )
 _MLSERVER_TESTS = ("columns", "doctor", "files", "folder", "huggingface", "module", "runtimes", "settings")
 _TRITON_TESTS = (
+    "backend",
     "config",
     "ensembles",
     "instances",

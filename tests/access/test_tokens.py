@@ -15,6 +15,7 @@ import pytest
 
 import dragoman
 from access.access_models import BODY, Doubler, Tripler, bearer
+from dragoman.access.download import download
 from dragoman.access.tokens import TokenRules, TokenVerifier
 from dragoman.access.urls import is_secure
 from dragoman.core.errors import InvalidInput, Unauthorized
@@ -457,6 +458,20 @@ async def test_what_a_url_returns_does_not_end_the_refresh(
         jwks_server.body, jwks_server.headers = json.dumps({"keys": [issuer.jwk]}).encode(), {}  # type: ignore[misc]
         while (await server.request("POST", INFER, BODY, bearer(issuer.token()))).status != 200:
             await asyncio.sleep(0.02)
+
+
+def test_a_redirect_to_a_secure_url_is_followed(jwks_server: JwksServer) -> None:
+    class Redirecting(JwksHandler):
+        def do_GET(self) -> None:
+            if self.path == "/first":
+                self.send_response(302)
+                self.send_header("location", f"http://localhost:{jwks_server.server_address[1]}/jwks")
+                self.end_headers()
+            else:
+                super().do_GET()
+
+    jwks_server.RequestHandlerClass, jwks_server.body = Redirecting, b"x" * (1 << 20)
+    assert download(f"http://127.0.0.1:{jwks_server.server_address[1]}/first") == jwks_server.body
 
 
 async def test_tokens_appear_in_no_log(issuer: Issuer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

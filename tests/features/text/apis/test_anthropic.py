@@ -291,7 +291,8 @@ async def test_errors_of_models_in_the_shape_of_this_api(client: Any, server: Te
     with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
         await client.models.retrieve("none")
     header = {"anthropic-version": "2023-06-01"}
-    for query in ("limit=0", "limit=x", "after_id=none", "after_id=pirate&before_id=pirate"):
+    assert (await server.request("GET", "/v1/models?limit=1000", None, header)).status == 200
+    for query in ("limit=0", "limit=1001", "limit=x", "after_id=none", "after_id=pirate&before_id=pirate"):
         response = await server.request("GET", f"/v1/models?{query}", None, header)
         assert (response.status, response.json["error"]["type"]) == (400, "invalid_request_error")
     response = await server.request("DELETE", "/v1/models/ReverseModel", None, header)

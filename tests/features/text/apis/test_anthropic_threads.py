@@ -91,7 +91,10 @@ async def test_an_unknown_thread_is_told_as_the_clients_expect(server: TextServe
     thread = {"type": "continue", "previous_message_id": "msg_unknown"}
     response = await server.post("/v1/messages", message(thread, user("c")))
     assert (response.status, response.json["error"]["type"]) == (404, "not_found_error")
-    assert response.json["error"]["details"] == {"error_code": "thread_not_found"}
+    error = response.json["error"]
+    assert error["details"] == {"error_code": "thread_not_found"}
+    expected = 'thread "msg_unknown" not found: it does not exist, or is no longer stored; send all messages'
+    assert error["message"] == expected
 
 
 async def test_without_a_store_threads_are_unsupported() -> None:

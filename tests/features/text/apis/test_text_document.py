@@ -14,7 +14,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 JSON, EVENTS, TEXT, LINES = "application/json", "text/event-stream", "text/plain", "application/x-ndjson"
 USER = {"role": "user", "content": "a"}
 CHATS: list[Any] = [[USER], [{"role": "user", "content": None}, {"role": "x", "content": [{}]}]]
-NO_CHATS: list[Any] = [[], {}, "a", [{"content": "a"}], [{"role": "user"}], [{"role": "", "content": ""}], [5]]
+NO_CHATS: list[Any] = [
+    [],
+    {},
+    "a",
+    [{"content": "a"}],
+    [{"role": "user"}],
+    [{"role": "", "content": ""}],
+    [{"role": 5, "content": ""}],
+    [5],
+]
 TEXTS: list[Any] = ["a", ["a", "b"]]
 
 
