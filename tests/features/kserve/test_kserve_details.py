@@ -69,7 +69,7 @@ def test_elements_of_inputs() -> None:
 
 
 def test_parameters_that_describe_an_encoding_are_left_out() -> None:
-    from dragoman.formats.oip_messages import InferParameter
+    from dragoman.formats.grpc_messages import InferParameter
 
     assert plain_parameters(None) == {}
     assert plain_parameters({"binary_data_size": 8, "a": "b", "none": None}) == {"a": "b"}

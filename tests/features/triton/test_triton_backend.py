@@ -181,6 +181,7 @@ def test_metrics_of_each_kind() -> None:
 
 
 def test_a_configuration_that_a_model_completes() -> None:
+    change: Any
     config = pb_utils.ModelConfig('{"name": "m", "max_batch_size": 2}')
     config.set_max_batch_size(4)  # that of the file stays
     config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": (1,), "optional": True})
