@@ -3,7 +3,7 @@
 import io
 import re
 import struct
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from typing import Any
 
 from dragoman.codecs.codec import InputCodec
@@ -11,6 +11,7 @@ from dragoman.codecs.elements import content_error, decode_elements, encode_elem
 from dragoman.core.datatypes import BYTES, UINT8
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor
+from dragoman.formats.base64_text import decode_base64
 
 try:
     from PIL import Image
@@ -111,8 +112,7 @@ def file_bytes(element: bytes) -> bytes:
     url = _DATA_URL.match(element[:256])
     if url is None and (not _BASE64.fullmatch(element[:16]) or _PPM.match(element)):
         return element
-    text = b"".join(element[url.end() if url else 0 :].split()).replace(b"-", b"+").replace(b"_", b"/")
-    return b64decode(text + b"=" * (-len(text) % 4), validate=True)
+    return decode_base64(element[url.end() if url else 0 :])
 
 
 def _from_pixels(tensor: Tensor, where: str) -> list[Any]:

@@ -1,7 +1,6 @@
 """Rows of a pipeline from the tensors of a request: texts, images, sounds, tables, and combinations of them."""
 
 import json
-from base64 import b64decode
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Parameters, Tensor
+from dragoman.formats.base64_text import decode_base64
 from dragoman.pipelines.audio import is_audio, read_audio, resample
 from dragoman.pipelines.tasks import ALIASES, PipelineTask
 
@@ -122,7 +122,7 @@ def decode_audio(element: bytes, rate: int, where: str) -> Array:
     content = element
     if not is_audio(element):
         try:
-            content = b64decode(b"".join(element.split()), validate=True)
+            content = decode_base64(element)
         except ValueError:
             content = element
     return read_audio(content, rate, where)

@@ -1,6 +1,5 @@
 """Images of prompts: decode them within limits, and make them arguments of a vision-language model."""
 
-import base64
 import io
 import struct
 import threading
@@ -15,6 +14,7 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Proce
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.text import Chat
 from dragoman.core.text_limits import MAX_IMAGE_RATIO, MAX_JPEG_SCANS
+from dragoman.formats.base64_text import decode_base64
 from dragoman_text.generation.chat_template import render
 from dragoman_text.generation.message_forms import shows_parts
 
@@ -152,7 +152,7 @@ class VisionProcessor:
         from PIL import Image, ImageOps
 
         try:
-            file = base64.b64decode(data, validate=True)
+            file = decode_base64(data.encode())
         except ValueError as error:
             raise InvalidInput(f"{where}: expected base64: {error}") from error
         try:

@@ -116,6 +116,20 @@ async def test_ollama(server: TextServer, expected: tuple[int, str]) -> None:
         assert "vision" in ((await client.show("eyes")).capabilities or [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(DATA[i : i + 76] for i in range(0, len(DATA), 76)),
+        DATA.replace("+", "-").replace("/", "_").rstrip("="),
+    ],
+    ids=["lines", "alphabet for URLs"],
+)
+async def test_base64_as_other_clients_write_it(server: TextServer, text: str) -> None:
+    bodies = [{**chat(f"data:image/png;base64,{each}"), "max_tokens": NEW, "temperature": 0} for each in (text, DATA)]
+    response, same = [await server.post("/v1/chat/completions", body) for body in bodies]
+    assert (response.status, response.json["choices"]) == (200, same.json["choices"])
+
+
 def chat(*urls: Any, role: str = "user") -> dict[str, Any]:
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return {"model": "eyes", "messages": [{"role": role, "content": [*parts, {"type": "text", "text": "a"}]}]}
