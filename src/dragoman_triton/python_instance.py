@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from dragoman.core.callers import current_caller
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed, WorkerLost, public_text
+from dragoman.system.call_times import current_call
 from dragoman_triton import pb_utils
 from dragoman_triton.bls import deadline
 from dragoman_triton.request_queue import PendingRequest, RequestQueue, call_of
@@ -188,6 +189,7 @@ class Instance:
         task.add_done_callback(on_done)
 
     async def _execute_async(self, batch: list[PendingRequest]) -> None:
+        _record_start(batch)
         try:
             requests = [self._model.to_request(pending) for pending in batch]
             self._respond(batch, requests, await self._instance.execute(requests))
@@ -198,6 +200,7 @@ class Instance:
     def _execute(self, batch: list[PendingRequest]) -> None:
         self._executing.append(batch)
         _set_origin(batch)
+        _record_start(batch)
         try:
             requests = [self._model.to_request(pending) for pending in batch]
             self._respond(batch, requests, self._instance.execute(requests))
@@ -237,6 +240,14 @@ def _set_origin(batch: Sequence[PendingRequest]) -> None:
     current_caller.set(batch[0].request.caller)
     ends = [pending.request.deadline_s for pending in batch]
     deadline.set(None if None in ends else max(end for end in ends if end is not None))
+
+
+def _record_start(batch: Sequence[PendingRequest]) -> None:
+    """Record that the model begins to compute requests: until now they have waited in its queue."""
+    for pending in batch:
+        times = pending.context.get(current_call)
+        if times is not None and not pending.executions:
+            times.start()
 
 
 def _check_responses(requests: Sequence[pb_utils.InferenceRequest], returned: Any, *, is_decoupled: bool) -> None:

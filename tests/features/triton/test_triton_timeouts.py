@@ -1,6 +1,7 @@
 """The request parameter `timeout` of models that Triton serves, whose meaning depends on their configuration."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,19 @@ async def test_a_timeout_that_the_queue_does_not_allow_has_no_effect(
         waiting = asyncio.create_task(infer(repository[0], model, 1, timeout=SHORT))
         await asyncio.sleep(0.05)
         assert await held.release(waiting) == [0, 1]
+
+
+async def test_time_in_the_queue_of_a_model_is_no_time_of_computing(repository: tuple[Engine, Path]) -> None:
+    engine = repository[0]
+    async with Held(*repository, "queue") as held:
+        request = Request(Infer({"IN": Tensor.of(np.array([1], np.int32))}), "queue")
+        waiting = asyncio.create_task(engine.call(request))
+        while engine.registry.find("queue").in_flight < 2:
+            await asyncio.sleep(0.005)
+        released_s = time.monotonic()
+        await held.release(waiting)
+    times = request.times
+    assert times.arrived_s < released_s <= times.started_s <= times.computed_s
 
 
 @pytest.mark.parametrize(("model", "timeout"), [("allowed", SHORT), ("shorter", 60_000_000), ("shorter", 0)])
