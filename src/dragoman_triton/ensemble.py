@@ -16,7 +16,6 @@ from dragoman.core.sequences import parse_flag
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.spec import COMPLETED_CONFIG, ModelSpec, SiblingModels
 from dragoman.core.tensor import NONE, Parameters, Tensor
-from dragoman.system.coroutines import complete
 from dragoman_triton.ensemble_streams import split_step
 from dragoman_triton.tensors import Configuration
 
@@ -161,7 +160,7 @@ class EnsembleModel(Model):
             log.debug("Composing models did not output tensor %s: ensemble=%s", name, self.spec.name)
         call: Any = request.call
         outputs = {n: _with_rank(tensors[n], self._ranks.get(n)) for n in wanted if n in tensors}
-        return Inference(outputs, _sequence_parameters(call.parameters))
+        return Inference(outputs, _sequence_parameters(call.parameters) if call.parameters else NONE)
 
     async def _compute(
         self, request: Request[Inference], given: Mapping[str, Tensor], steps: Sequence[_EnsembleStep]
@@ -199,7 +198,8 @@ class EnsembleModel(Model):
     async def _call(self, request: Request[Inference]) -> Inference:
         """Return the answer of a step. Errors name the ensemble."""
         try:
-            response: Response[Inference] = await complete(self._siblings.begin(request))
+            begun = self._siblings.begin(request)
+            response: Response[Inference] = begun if isinstance(begun, Response) else await begun
             return response.answer
         except DragomanError as error:
             raise self._with_location(error) from error
@@ -327,7 +327,7 @@ def _sequence_parameters(given: Parameters) -> Parameters:
 
 def _with_rank(tensor: Tensor, rank: int | None) -> Tensor:
     """Return a tensor with a batch axis of one row more or less, if it then has the rank."""
-    shape = tensor.shape
+    shape = tensor.data.shape if type(tensor) is Tensor else tensor.shape  # faster than the property
     if rank == len(shape) + 1:
         shape = (1, *shape)
     elif rank == len(shape) - 1 and shape[0] == 1:

@@ -42,7 +42,7 @@ class EchoHandler:
         if ended:
             self.ended = True
             if self.service.responds:
-                self.stream.send_response(OK, (self.body,), len(self.body), END)
+                self.stream.connection.send_response(self.stream, OK, (self.body,), len(self.body), END)
 
     def buffer(self, size: int) -> memoryview | None:
         return None

@@ -34,7 +34,7 @@ def test_concurrent_requests_without_body() -> None:
     for number in range(19, 0, -2):
         wire.data(number, b"%d" % number, ended=True)
     for listener in wire.service.handlers:
-        listener.stream.send_response(b"\x88", (listener.body,), len(listener.body), b"")
+        listener.stream.connection.send_response(listener.stream, b"\x88", (listener.body,), len(listener.body), b"")
     bodies = {f.stream_id: f.data for f in wire.read() if type(f).__name__ == "DataFrame" and f.data}
     assert bodies == {n: b"%d" % n for n in range(1, 21, 2)}
     assert Wire().headers(1, GET, ended=True).frame_names() == ["Headers", "Data", "Headers"]

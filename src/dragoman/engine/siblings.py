@@ -25,6 +25,8 @@ from dragoman.system.coroutines import complete
 A = TypeVar("A")
 # Responses of a stream that a thread has not taken yet.
 _MAX_WAITING_RESPONSES = 64
+# Calls of other models by one call that are recorded.
+_MAX_NESTED = 100
 
 
 class SiblingRegistry:
@@ -102,17 +104,14 @@ class SiblingRegistry:
                 await self._wait_for_change()
 
     def begin(self, request: Request[A]) -> Response[A] | Coroutine[Any, Any, Response[A]]:
-        deployment = self._registry.route(request.model, request.version)
-        _nest(request)
-        return deployment.begin(request, nested=True)
+        return self._registry.route(request.model, request.version).begin(_nested(request), nested=True)
 
     async def call(self, request: Request[A]) -> A:
         return (await complete(self.begin(request))).answer
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         deployment = self._registry.route(request.model, request.version)
-        _nest(request)
-        async with aclosing(deployment.stream(request, nested=True)) as responses:
+        async with aclosing(deployment.stream(_nested(request), nested=True)) as responses:
             async for response in responses:
                 yield response.answer
 
@@ -124,11 +123,17 @@ class SiblingRegistry:
         return deployment.is_loaded and deployment.loaded.streams
 
 
-def _nest(request: Request[Any]) -> None:
-    """Record a call as one by the model whose code runs in this context."""
-    caller = current_call.get()
-    if caller is not None:
-        caller.add_nested(request.times)
+def _nested(request: Request[A]) -> Request[A]:
+    """Return a call by the model whose code runs in this context: it is recorded, in the name of the model's caller."""
+    calling, caller = current_call.get(), current_caller.get()
+    if caller is not ANYONE:
+        request = structs.replace(request, caller=caller)
+    if calling is not None:
+        if calling.nested is None:
+            calling.nested = []
+        if len(calling.nested) < _MAX_NESTED:
+            calling.nested.append(request.times)
+    return request
 
 
 class _StreamedResponses(Generic[A]):
@@ -167,11 +172,6 @@ class _StreamedResponses(Generic[A]):
         self._work.cancel()
 
 
-def _of_caller(request: Request[A]) -> Request[A]:
-    """Return a request of a model in the name of the caller for whom it computes."""
-    return request if (caller := current_caller.get()) is ANYONE else structs.replace(request, caller=caller)
-
-
 class SiblingClient:
     """The `SiblingModels` of one model."""
 
@@ -198,15 +198,15 @@ class SiblingClient:
 
     def begin(self, request: Request[A]) -> Response[A] | Coroutine[Any, Any, Response[A]]:
         self._registry.users.add(self._name)
-        return self._registry.begin(_of_caller(request))
+        return self._registry.begin(request)
 
     def responses(self, request: Request[A]) -> AsyncGenerator[A, None]:
         self._registry.users.add(self._name)
-        return self._registry.stream(_of_caller(request))
+        return self._registry.stream(request)
 
     def stream(self, request: Request[A]) -> ResponseStream[A]:
         self._registry.users.add(self._name)
-        return _StreamedResponses(self._registry, _of_caller(request), self._loop)
+        return _StreamedResponses(self._registry, request, self._loop)
 
     def load(self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self._change("load", name, self._registry.control.load(name, "", "", None, config, files))
@@ -225,7 +225,7 @@ class SiblingClient:
 
     def call(self, request: Request[A]) -> A:
         self._registry.users.add(self._name)
-        return self._run_on_loop(self._registry.call(_of_caller(request)))
+        return self._run_on_loop(self._registry.call(request))
 
     def _run_on_loop(self, work: Coroutine[Any, Any, A]) -> A:
         if threading.get_ident() == self._loop_thread:

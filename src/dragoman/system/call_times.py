@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable
 from contextvars import ContextVar
-from time import monotonic
 from typing import Final
 
 import msgspec
 
-# Further calls of other models are not recorded.
-_MAX_NESTED: Final = 100
 # The stamps of one call, in their order: `arrived_s`, `started_s`, `computed_s`, `ended_s`.
 Stamps = tuple[float, float, float, float]
 NO_STAMPS: Final[Stamps] = (0.0, 0.0, 0.0, 0.0)
@@ -51,14 +48,6 @@ class CallTimes(msgspec.Struct):
         """Seconds that the model computed, up to the end of the call: a thread may go on for nobody."""
         return max(0.0, min(self.computed_s, self.ended_s or self.computed_s) - self.started_s)
 
-    def start(self) -> None:
-        """Record that the model begins to compute."""
-        self.started_s = monotonic()
-
-    def finish(self) -> None:
-        """Record that the model has computed."""
-        self.computed_s = monotonic()
-
     def fail(self) -> None:
         """Record that the call has failed. If that was before the model began, all of its time was in the queue."""
         if not self.started_s:
@@ -74,13 +63,6 @@ class CallTimes(msgspec.Struct):
         if other.started_s:
             self.started_s, self.computed_s = max(other.started_s, self.arrived_s), other.computed_s
             self.nested = other.nested
-
-    def add_nested(self, other: "CallTimes") -> None:
-        """Record a call of another model by this one."""
-        if self.nested is None:
-            self.nested = []
-        if len(self.nested) < _MAX_NESTED:
-            self.nested.append(other)
 
     def cover(self, calls: Iterable["CallTimes"]) -> None:
         """Record concurrent calls as one: from the first arrival and start to the last end."""

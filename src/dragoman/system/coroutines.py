@@ -19,26 +19,25 @@ class Pending(Generator[Any, Any, T], Coroutine[Any, Any, T]):
         self._is_resumed = False
 
     def send(self, value: Any) -> Any:
-        return self._coroutine.send(value) if self._is_resumed else self._resume()
+        return self._coroutine.send(value) if self._is_resumed else next(self)
 
     def throw(self, *error: Any) -> Any:
         if not self._is_resumed:
-            waits_for = self._resume()
+            waits_for = next(self)
             # A task that is cancelled before its first step cancels what the coroutine waits for, as it does later.
             if hasattr(waits_for, "cancel") and waits_for.cancel():
                 return waits_for
         return self._coroutine.throw(*error)
 
-    def _resume(self) -> Any:
-        waits_for, self._waits_for = self._waits_for, None  # whose result may be large
-        self._is_resumed = True
-        return waits_for
-
     def close(self) -> None:
         self._coroutine.close()
 
     def __next__(self) -> Any:  # each step of a task
-        return self._coroutine.send(None) if self._is_resumed else self._resume()
+        if self._is_resumed:
+            return self._coroutine.send(None)
+        waits_for, self._waits_for = self._waits_for, None  # whose result may be large
+        self._is_resumed = True
+        return waits_for
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self

@@ -184,7 +184,7 @@ class Application:
             record = self._observation.begin(request.context, label, request.method, request.path, headers)
             if record is not None:
                 record.is_rejected = True
-                self._observation.end(record, response.status, _size(response))
+                self._observation.end(record, response.status, sum(map(len, response.body)))
         return response
 
     def is_plain(self, match: Match | None, headers: Mapping[str, str]) -> bool:
@@ -213,7 +213,7 @@ class Application:
         running.context = record.context
         response = self._begin(match, request, writer, record)
         if type(response) is HttpResponse:
-            observation.end(record, response.status, _size(response))
+            observation.end(record, response.status, sum(map(len, response.body)))
         return response
 
     def _observe(self, match: Match, request: HttpRequest) -> RequestRecord | None:
@@ -276,7 +276,7 @@ class Application:
         return time.monotonic()
 
     def _mark_compressible(self, response: HttpResponse, is_of_model: bool) -> HttpResponse | CompressibleResponse:
-        size = _size(response)
+        size = sum(map(len, response.body))
         if size < self._compress_min_bytes or response.status != 200 or not is_of_model:
             return response
         is_encoded = any(name == "content-encoding" for name, _ in response.headers)  # by the model itself
@@ -299,30 +299,14 @@ class Application:
         if record is not None:
             set_context(record.context)
             writer = RecordingWriter(writer, record)
-        answering = self._send_answer(match, request, writer, progress, record)
-        del request, progress  # to free the body once it is parsed, and the inputs after the call
-        try:
-            await answering
-        finally:
-            if record is not None and self._observation is not None:
-                self._observation.end(record, record.status, record.sent)
-
-    async def _send_answer(
-        self,
-        match: Match,
-        request: HttpRequest,
-        writer: ResponseWriter,
-        progress: Progress | None,
-        record: RequestRecord | None,
-    ) -> None:
         cors, preflight, context = self.limits.cors, None, request.context
-        if cors.is_enabled and "origin" in request.headers:
+        if "origin" in request.headers and cors.is_enabled:
             writer = CorsResponseWriter(writer, cors.response_headers(request.headers))
             preflight = cors.preflight(request.method, request.headers)
         answering = (
             self._answer(match, request, writer, progress, record) if preflight is None else writer.send(preflight)
         )
-        del request, progress  # as above
+        del request, progress  # to free the body once it is parsed, and the inputs after the call
         try:
             await answering
         except asyncio.CancelledError:
@@ -332,6 +316,9 @@ class Application:
             if is_interruption(error):
                 raise
             await self._send_error(match.protocol, writer, _internal_error(context), context)
+        finally:
+            if record is not None and self._observation is not None:
+                self._observation.end(record, record.status, record.sent)
 
     async def _answer(
         self,
@@ -396,7 +383,8 @@ class Application:
             if record is not None:
                 record.set_call(result.request)
             try:
-                response = await _resolve(self._engine.begin(result.request) if begun is None else begun)
+                response: Any = self._engine.begin(result.request) if begun is None else begun
+                response = response if isinstance(response, Response) else await response
             except DragomanError as error:
                 if result.format_error is None:
                     raise
@@ -431,8 +419,9 @@ class Application:
             request, format_response, in_thread = progress.request, progress.format_response, progress.in_thread
             del progress
             is_of_model = isinstance(request.call, ModelCall)
-            response = await _resolve(self._engine.begin(request) if started is None else started)
+            response: Any = self._engine.begin(request) if started is None else started
             del request, started
+            response = response if isinstance(response, Response) else await response
             if in_thread:
                 return await self.executor.run_in_thread(format_response, response)
             formatted = await self.executor.format(format_response, response, weight(response.answer))
@@ -547,15 +536,6 @@ class Application:
             writer.abort()
         else:
             await writer.send(protocol.format_error(error, request_id(context)))
-
-
-async def _resolve(response: Response[A] | Awaitable[Response[A]]) -> Response[A]:
-    return response if isinstance(response, Response) else await response
-
-
-def _size(response: HttpResponse) -> int:
-    body = response.body
-    return len(body[0]) if len(body) == 1 else sum(map(len, body))
 
 
 def _with_vary(response: HttpResponse) -> HttpResponse:

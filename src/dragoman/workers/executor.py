@@ -192,7 +192,7 @@ class Executor:
         function = self._functions.get(type(call))
         if function is not None:
             if request.deadline_s is not None:
-                _check_deadline(request)
+                _check_deadline(request.deadline_s)
             method, convert, takes_request = function
             signature = self.loaded.signature
             if self._unsized is not None and getattr(call, "config", None):
@@ -214,9 +214,9 @@ class Executor:
         if self._kind(request) == "value":
             yield self.call(request)
             return
-        request.times.start()
+        request.times.started_s = monotonic()
         try:
-            with closing(self._method(request)(self._argument(request))) as results:
+            with closing(self._begin(request)) as results:
                 for result in results:
                     yield self._chunk(result, request)
         except BaseException as error:
@@ -224,7 +224,7 @@ class Executor:
                 raise
             raise self._public_error(error, request) from _cause(error)
         finally:
-            request.times.finish()
+            request.times.computed_s = monotonic()
 
     # --- for every kind of method, on the event loop -----------------------------------------------------
 
@@ -235,15 +235,15 @@ class Executor:
             return self.call(request)
         if kind == "coroutine":
             current_call.set(request.times)
-            request.times.start()
+            request.times.started_s = monotonic()
             try:
-                return self._response(await self._method(request)(self._argument(request)), request)
+                return self._response(await self._begin(request), request)
             except BaseException as error:
                 if is_interruption(error):
                     raise
                 raise self._public_error(error, request) from _cause(error)
             finally:
-                request.times.finish()
+                request.times.computed_s = monotonic()
         first_two = []
         async with aclosing(self.stream_async(request)) as chunks:
             async for chunk in chunks:
@@ -260,9 +260,9 @@ class Executor:
             yield await self.call_async(request)
         elif kind in ("coroutine", "async generator"):
             current_call.set(request.times)
-            request.times.start()
+            request.times.started_s = monotonic()
             try:
-                async with aclosing((stream_method or self._method(request))(self._argument(request))) as results:
+                async with aclosing(self._begin(request, stream_method)) as results:
                     async for result in results:
                         yield self._chunk(result, request)
             except BaseException as error:
@@ -270,7 +270,7 @@ class Executor:
                     raise
                 raise self._public_error(error, request) from _cause(error)
             finally:
-                request.times.finish()
+                request.times.computed_s = monotonic()
         else:
             with closing(self.stream(request)) as chunks:
                 for chunk in chunks:
@@ -281,19 +281,19 @@ class Executor:
 
     def _kind(self, request: Request[Any]) -> MethodKind:
         current_caller.set(request.caller)
-        _check_deadline(request)
+        if request.deadline_s is not None:
+            _check_deadline(request.deadline_s)
         call = type(request.call)
         if call not in self.loaded.calls:
             raise NotSupported(f"model '{self.name}' does not support {call.__name__}")
         return self._kinds[call]
 
-    def _method(self, request: Request[Any]) -> Callable[[Any], Any]:
-        method: Callable[[Any], Any] = getattr(self.model, _METHODS[type(request.call)][0])
-        return method
-
-    def _argument(self, request: Request[Any]) -> Any:
+    def _begin(self, request: Request[Any], method: Callable[[Any], Any] | None = None) -> Any:
+        """Call the method for a request, or another one; return its generator or coroutine."""
         argument = request if self.model.takes_request else request.call
-        return argument if self._states is None else self._with_state(argument)
+        if self._states is not None:
+            argument = self._with_state(argument)
+        return (method or getattr(self.model, _METHODS[type(request.call)][0]))(argument)
 
     def _with_state(self, argument: Any) -> Any:
         """Return the argument of a method of a stateful model with the states of its sequences."""
@@ -351,8 +351,8 @@ def _cause(error: BaseException) -> BaseException | None:
     return None if _is_for_clients(error) else error
 
 
-def _check_deadline(request: Request[Any]) -> None:
-    if request.deadline_s is not None and request.deadline_s <= monotonic():
+def _check_deadline(deadline_s: float) -> None:
+    if deadline_s <= monotonic():
         raise DeadlineExceeded("Request timeout expired")
 
 

@@ -42,17 +42,17 @@ class InlinePool:
     waiting = ""
 
     def __init__(self, spec: ModelSpec, on_change: Callable[[], None]) -> None:
-        self._spec = spec
+        self.spec = spec
         self._on_change = on_change
         self.on_capacity: Callable[[], None] = lambda: None  # it never grows
-        self._executor: Executor | None = None
+        self.executor: Executor | None = None
         self._availability = Availability(on_change)
-        self._running: set[asyncio.Task[Any]] = set()
-        self._idle = asyncio.Event()
+        self.running: set[asyncio.Task[Any]] = set()
+        self.idle = asyncio.Event()
 
     @property
     def ready(self) -> bool:
-        return self._executor is not None and not self.unavailable
+        return self.executor is not None and not self.unavailable
 
     @property
     def unavailable(self) -> str:
@@ -60,16 +60,16 @@ class InlinePool:
 
     @property
     def capacity(self) -> int:
-        if self._executor is None or not self._executor.loaded.concurrent:
+        if self.executor is None or not self.executor.loaded.concurrent:
             return 1
-        return CONCURRENT * max(1, self._spec.replicas)
+        return CONCURRENT * max(1, self.spec.replicas)
 
     async def start(self) -> Loaded:
-        return self.use(await Executor.load(self._spec, "inline"))
+        return self.use(await Executor.load(self.spec, "inline"))
 
     def use(self, executor: Executor) -> Loaded:
         """Use a model that is already loaded."""
-        self._executor = executor
+        self.executor = executor
         self._availability.watch([executor])
         self._on_change()
         return executor.loaded
@@ -78,12 +78,12 @@ class InlinePool:
         return ()
 
     def measurements(self) -> Sequence[Family]:
-        return () if self._executor is None else self._executor.measurements()
+        return () if self.executor is None else self.executor.measurements()
 
     def call(self, request: Request[A]) -> A | Coroutine[Any, Any, A]:
-        executor = self._executor
+        executor = self.executor
         if executor is None:
-            raise unloading(self._spec)
+            raise unloading(self.spec)
         if executor.loaded.concurrent:
             return self._call_async(executor, request)
         response: A = copy_outputs(executor.call(request), request.call)
@@ -96,11 +96,11 @@ class InlinePool:
         return response
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        if self._executor is None:
-            raise unloading(self._spec)
+        if self.executor is None:
+            raise unloading(self.spec)
         count, interruptible = 0, _Interruptible(self)
-        async with aclosing(self._executor.stream_async(request)) as chunks:
-            while self._executor is not None:
+        async with aclosing(self.executor.stream_async(request)) as chunks:
+            while self.executor is not None:
                 count += 1
                 if not count % _CHUNKS_PER_TURN:
                     await asyncio.sleep(0)
@@ -110,37 +110,27 @@ class InlinePool:
                 except StopAsyncIteration:
                     return
                 yield copy_outputs(chunk, request.call)
-        raise unloading(self._spec)
+        raise unloading(self.spec)
 
     async def close(self) -> None:
-        executor, self._executor = self._executor, None
+        executor, self.executor = self.executor, None
         self._availability.close()
         if executor is None:
             return
         self._on_change()
-        for task in self._running:
+        for task in self.running:
             task.cancel()
-        if self._running:  # the model is closed once nothing uses it, if that does not take too long
+        if self.running:  # the model is closed once nothing uses it, if that does not take too long
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), GRACE_S)
+                await asyncio.wait_for(self.idle.wait(), GRACE_S)
         await executor.close()
-
-    def enter(self, task: asyncio.Task[Any]) -> None:
-        """Let `close` cancel what this task awaits."""
-        self._running.add(task)
-
-    def leave(self, task: asyncio.Task[Any], *, cancelled: bool) -> None:
-        """End `enter`. Raises NotReady if it was `close` that cancelled the task, as `asyncio.timeout` does."""
-        self._running.discard(task)
-        if self._executor is None:
-            if not self._running:
-                self._idle.set()
-            if cancelled and not task.uncancel():
-                raise unloading(self._spec) from None
 
 
 class _Interruptible:
-    """Context in which `InlinePool.close` cancels the current task. A generator would take three times as long."""
+    """Context in which `InlinePool.close` cancels the current task. A generator would take three times as long.
+
+    Raises NotReady if it was `close` that cancelled the task, as `asyncio.timeout` does.
+    """
 
     __slots__ = ("_pool", "_task")
 
@@ -151,10 +141,16 @@ class _Interruptible:
         task = asyncio.current_task()
         assert task is not None, "a pool is called from a task"
         self._task = task
-        self._pool.enter(task)
+        self._pool.running.add(task)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pool.leave(self._task, cancelled=kind is not None and issubclass(kind, asyncio.CancelledError))
+        pool = self._pool
+        pool.running.discard(self._task)
+        if pool.executor is None:
+            if not pool.running:
+                pool.idle.set()
+            if kind is not None and issubclass(kind, asyncio.CancelledError) and not self._task.uncancel():
+                raise unloading(pool.spec) from None
 
 
 def unloading(spec: ModelSpec) -> NotReady:

@@ -49,7 +49,9 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     if isinstance(result, Inference):
         rest = (result.parameters, result.metadata, result.is_last)
     outputs = _named_outputs(result, signature)
-    requested = call.outputs or _default_outputs(outputs, signature)
+    requested = call.outputs or (
+        _returned_outputs(outputs, signature) if signature.outputs_are_hints else signature.default_outputs
+    )
     all_requested = signature.open_outputs and not call.outputs
     tensors = {
         n: _check_output(n, v, signature.output(n), signature)
@@ -67,13 +69,11 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     return response
 
 
-def _default_outputs(outputs: Mapping[str, Any], signature: Signature) -> Collection[str]:
-    """Return the names of the outputs that a call gets if it requests none.
+def _returned_outputs(outputs: Mapping[str, Any], signature: Signature) -> Collection[str]:
+    """Return the names of the outputs that a call gets if it requests none and the declared ones are hints.
 
-    Where the declared ones are hints, these are all that the model returned, but those that are computed on request.
+    These are all that the model returned, but those that are computed on request.
     """
-    if not signature.outputs_are_hints:
-        return signature.default_outputs
     returned = frozenset(n for n in outputs if (spec := signature.output(n)) is None or not spec.optional)
     return returned or signature.default_outputs
 
@@ -169,7 +169,8 @@ def _check_output(name: Any, value: Any, spec: TensorSpec | None, signature: Sig
     try:
         if spec is not None and signature.outputs_are_hints:
             return _as_returned(value, spec)
-        if type(value) is Tensor:  # a BytesTensor always has the right dtype
+        # A BytesTensor always has the right dtype.
+        if type(value) is Tensor and value.data.dtype is not value.datatype.dtype:
             value = with_own_dtype(value)
         if isinstance(value, Tensor) and datatype in (None, value.datatype):
             tensor = value

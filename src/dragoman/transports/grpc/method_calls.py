@@ -140,8 +140,8 @@ class UnaryCall(GrpcCall):
             self._is_closed = True
             size = len(reply)
             self.count("OK", size)
-            self._stream.send_response(
-                RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), reply), size + 5, OK
+            self.connection.send_response(
+                self._stream, RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), reply), size + 5, OK
             )
             return
         message, ending = (reply.message, ok(reply.metadata)) if isinstance(reply, GrpcResponse) else (reply, OK)
@@ -152,8 +152,8 @@ class UnaryCall(GrpcCall):
             return
         self._is_closed = True
         self.count("OK", size)
-        self._stream.send_response(
-            RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), *parts), size + 5, ending
+        self.connection.send_response(
+            self._stream, RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), *parts), size + 5, ending
         )
 
 

@@ -149,29 +149,24 @@ class RequestReader:
                 return self._read_body(self._head)
             if self._skipping and not self._skip():
                 return None
-            head = self._next_head()
-            return None if head is None else self._start_request(head)
+            data, at = self._data, self._at
+            if at == len(data):
+                return None
+            if data[at] == 13 and self._parser is None:
+                at = self._skip_empty_lines()
+            end = data.find(b"\r\n\r\n", max(at, at + self._parsed - 3)) + 4
+            if end < 4:
+                self._parse_partial(at)
+                return None
+            if self._parser is None:
+                raw = data[at:end]
+                head = self._context.heads.get(raw) or self._parse(raw)
+            else:
+                head = self._parse_rest(self._parser, data[at + self._parsed : end], end - at)
+            self._at = end
+            return self._start_request(head)
         except HttpError as error:
             return RejectedRequest(self._head, error, fatal=True)
-
-    def _next_head(self) -> Http1Headers | None:
-        data, at = self._data, self._at
-        if at == len(data):
-            return None
-        heads = self._context.heads
-        if data[at] == 13 and self._parser is None:
-            at = self._skip_empty_lines()
-        end = data.find(b"\r\n\r\n", max(at, at + self._parsed - 3)) + 4
-        if end < 4:
-            self._parse_partial(at)
-            return None
-        if self._parser is None:
-            raw = data[at:end]
-            head = heads.get(raw) or self._parse(raw)
-        else:
-            head = self._parse_rest(self._parser, data[at + self._parsed : end], end - at)
-        self._at = end
-        return head
 
     def _parse(self, raw: bytes) -> Http1Headers:
         if self._last is not None and self._last[0] == raw:

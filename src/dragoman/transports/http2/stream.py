@@ -159,10 +159,6 @@ class Http2Stream:
         """End the response once all data is sent; an empty block ends it without trailers."""
         self.connection.send_trailers(self, block)
 
-    def send_response(self, headers: bytes, parts: Sequence[Buffer], size: int, trailers: bytes) -> None:
-        """Send a whole response, whose body has `size` bytes."""
-        self.connection.send_response(self, headers, parts, size, trailers)
-
     def reset(self, code: int) -> None:
         """Reset the stream; its handler is not notified."""
         self.connection.reset(self, code)
