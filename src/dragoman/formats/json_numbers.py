@@ -70,7 +70,7 @@ def parse_array(
     count = sum(int(np.count_nonzero(block == _COMMA)) for block in _blocks(codes)) + 1
     array = empty_array(count, datatype.dtype)
     first = 0
-    for numbers_text in _pieces(memoryview(text)[1:-1]):
+    for numbers_text in pieces(memoryview(text)[1:-1]):
         piece = b"".join((b"[", numbers_text, b"]"))
         numbers = parse_with_simdjson(piece, datatype)
         if numbers is None:
@@ -83,8 +83,8 @@ def parse_array(
     return array[:first]  # an empty array has no comma, and no element either
 
 
-def _pieces(text: memoryview) -> Iterator[bytes]:
-    """Yield a text in pieces between commas."""
+def pieces(text: memoryview) -> Iterator[bytes]:
+    """Yield the elements of a flat array, which is valid JSON, in pieces between commas."""
     at, size = 0, _PIECE
     while at < len(text):
         piece = bytes(text[at : at + size])

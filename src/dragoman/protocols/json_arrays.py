@@ -83,9 +83,14 @@ def parse_tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
 def _array(value: Any) -> Array:
     """Return lists as `np.asarray` does, converted in pieces: no other thread runs while it converts one."""
     if isinstance(value, list) and len(value) > _PIECE:
-        pieces = [np.asarray(value[at : at + _PIECE]) for at in range(0, len(value), _PIECE)]
-        if len({(piece.dtype, piece.shape[1:]) for piece in pieces}) == 1:  # otherwise all values decide the dtype
-            return np.concatenate(pieces)
+        first = np.asarray(value[:_PIECE])
+        array = np.empty((len(value), *first.shape[1:]), first.dtype)
+        for at in range(0, len(value), _PIECE):
+            piece = np.asarray(value[at : at + _PIECE])
+            if (piece.dtype, piece.shape[1:]) != (first.dtype, first.shape[1:]):  # all values decide the dtype
+                return np.asarray(value)
+            array[at : at + _PIECE] = piece
+        return array
     return np.asarray(value)
 
 
