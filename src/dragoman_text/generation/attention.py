@@ -4,19 +4,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from dragoman_text.generation.cache import CacheShape, KeyValueCache, round_up
+from dragoman_text.generation.cache import LENGTH_STEP, CacheShape, KeyValueCache, round_up
 from dragoman_text.generation.pretrained import UnsupportedArchitecture
+from dragoman_text.generation.rounding import cancelling
 
 # Names of our attention in transformers; with the second one models also ask for their masks.
 NAME, CHECKED = "dragoman", "dragoman_checked"
 # Decoding rows attend in one operation, unless that would read more than this multiple of the needed keys.
 _MAX_PADDING = 3.0
+# Numbers of slots and lengths with which `can_merge` tries to attend.
+_SLOTS, _LENGTHS = (2, 5, 16, 33), (LENGTH_STEP, 2 * LENGTH_STEP, 3 * LENGTH_STEP, 8 * LENGTH_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +143,21 @@ class ShapeRecorder:
 
     def __init__(self) -> None:
         self._shapes: dict[int, tuple[int, int, int]] = {}
+        self._query_heads: set[int] = set()
         self.forms: dict[int, AttentionForm] = {}
 
     def __call__(
         self, layer: int, form: AttentionForm, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         self._shapes[layer] = (key.shape[1], key.shape[2], value.shape[2])
+        self._query_heads.add(query.shape[1])
         self.forms[layer] = form
         return value.new_zeros(*query.shape[:2], value.shape[2])
+
+    @property
+    def query_heads(self) -> int:
+        """Largest number of query heads of a layer."""
+        return max(self._query_heads, default=0)
 
     def shape(self, layers: int) -> CacheShape:
         """Return the shape of the cache. Raises UnsupportedArchitecture if layers differ or do not attend."""
@@ -190,6 +201,37 @@ class CacheBlocks:
         return torch.bmm(weights.view(scores.shape), values).view(*query.shape[:2], -1)
 
 
+@lru_cache(64)
+def can_merge(shape: CacheShape, query_heads: int, dtype: torch.dtype) -> bool:
+    """Return whether the attention of a sequence has the same bits alone and together with others on a CPU.
+
+    Products of BF16 can have other kernels, with another order of sums, for more slots or longer ones.
+    """
+    heads, groups = shape.heads, query_heads // shape.heads
+    slots, length = _SLOTS[-1], _LENGTHS[-1]
+    # Only the first tokens are compared; the others have weight 0, as masked ones.
+    columns, queries = cancelling(LENGTH_STEP, groups, shape.key_size, dtype)
+    value_columns, rows = cancelling(shape.value_size, groups, LENGTH_STEP, dtype)
+    keys, values = (columns.new_zeros(slots * heads, length, size) for size in (shape.key_size, shape.value_size))
+    keys[:, :LENGTH_STEP], values[:, :LENGTH_STEP] = columns, value_columns.t()
+    keys, weights = keys.transpose(1, 2), rows.new_zeros(groups, length)
+    weights[:, :LENGTH_STEP] = rows
+    queries, weights = (each.expand(slots * heads, -1, -1).contiguous() for each in (queries, weights))
+
+    def attend(begin: int, stop: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        part = slice(begin * heads, stop * heads)
+        scores = torch.bmm(queries[part], keys[part, :, :length])[..., :LENGTH_STEP]
+        return scores, torch.bmm(weights[part, :, :length].contiguous(), values[part, :length])
+
+    alone = attend(0, 1, LENGTH_STEP)
+    return all(
+        torch.equal(found, expected.repeat(count, 1, 1))
+        for count in _SLOTS
+        for length in _LENGTHS
+        for found, expected in zip(attend(0, count, length), alone, strict=True)
+    )
+
+
 def _merge_heads(cached: torch.Tensor) -> torch.Tensor:
     """Reshape [layers, slots, heads, length, size] to [layers, slots * heads, length, size]."""
     return cached.view(len(cached), -1, *cached.shape[3:])
@@ -209,12 +251,14 @@ def _mask(stops: Sequence[int], length: int, window: int, like: torch.Tensor) ->
 class AttentionStep:
     """Attention of one step: the first rows are single tokens, followed by chunks of prompts.
 
-    Several single tokens of one sequence attend to each other as if they were computed one by one.
+    Several single tokens of one sequence attend to each other as if they were computed one by one. merges: whether
+    sequences attend together, which requires `can_merge` for equal bits in any batch.
     """
 
     cache: KeyValueCache
     decodes: Sequence[SlotSpan]
     chunks: Sequence[SlotSpan]
+    merges: bool = True
     indices: torch.Tensor = field(init=False)  # of each row's keys in the flat cache of a layer, [rows, heads]
     _keys: Sequence[torch.Tensor] = field(init=False)
     _values: Sequence[torch.Tensor] = field(init=False)
@@ -237,7 +281,7 @@ class AttentionStep:
 
     def _decoding_blocks(self) -> CacheBlocks | None:
         """Return the blocks for one operation over all slots up to the last decoding one; None if too much padding."""
-        if not self.decodes:
+        if not self.decodes or not self.merges:
             return None
         used = [span.slot for span in self.decodes]
         if len(set(used)) < len(used):  # drafts

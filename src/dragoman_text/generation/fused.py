@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Protocol
 
 import torch
@@ -9,18 +11,26 @@ from torch import nn
 from torch.nn.functional import layer_norm, linear, rms_norm, silu
 
 from dragoman_text.generation.attention import AttentionForm, AttentionFunction
+from dragoman_text.generation.rounding import cancelling
+from dragoman_text.generation.threads import MAX_THREADS
 
 # Number of rows for which the layout of the weights is optimized; it works for any.
 _ROWS = 32
 # Fewer rows are repeated: they would use other kernels, which are slower and round differently.
 MIN_ROWS = 4
+# Numbers of rows that are tried, around those at which oneDNN changes its kernel; more rows are computed in blocks.
+_COUNTS = (MIN_ROWS, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 64, 128, 256, 288)
+_LEAST_ROWS = (MIN_ROWS, 8, 16)
+# Columns of the weight that is tried instead of a larger one.
+_MAX_COLUMNS = 2048
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(nn.Module):
     """Linear layer with its weight in the layout of oneDNN's kernels, the only copy of it.
 
-    in_features, out_features: those of the layer that it replaces.
+    in_features, out_features: those of the layer that it replaces. The result of a row is bitwise independent of the
+    other rows: fewer or more rows than have one result are repeated, or computed in blocks.
     """
 
     min_rows = MIN_ROWS
@@ -28,28 +38,82 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
+        self.packed = _reorder(weight)
         self.bias = None if bias is None else bias.detach()
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary
+        self._least, self._most = row_range(self.out_features, self.in_features, weight.dtype)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Compute the layer; the result of a row is bitwise independent of the other rows."""
-        count = rows.numel() // self.in_features
-        if not 0 < count < MIN_ROWS:
-            return self.product(rows)
-        output = self.product(rows.reshape(count, -1).repeat(-(-MIN_ROWS // count), 1))
-        return output[:count].view(*rows.shape[:-1], -1)
+        return self._compute(rows, None)
 
-    def product(self, rows: torch.Tensor) -> torch.Tensor:
-        """Compute the layer for at least `MIN_ROWS` rows."""
-        output: torch.Tensor = self._multiply(rows, self.packed, self.bias, "none", [], "")
-        return output
+    product = forward
 
     def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         """Return `product` plus `added` in one operation."""
-        output: torch.Tensor = self._multiply_add(rows, added, self.packed, self.bias, "add")
-        return output
+        return self._compute(rows, added)
+
+    def _compute(self, rows: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+        count = rows.numel() // self.in_features
+        if self._least <= count <= self._most or not count:
+            return _multiply(rows, self.packed, self.bias, added)
+        shape = (*rows.shape[:-1], self.out_features)
+        rows, added = rows.reshape(count, -1), None if added is None else added.reshape(count, -1)
+        output = rows.new_empty(count, self.out_features)
+        for first in range(0, count, self._most):
+            block = slice(first, first + self._most)
+            own, own_added = rows[block], None if added is None else added[block]
+            size = len(own)
+            if size < self._least:
+                repeated = torch.arange(self._least) % size
+                own, own_added = own[repeated], None if own_added is None else own_added[repeated]
+            output[block] = _multiply(own, self.packed, self.bias, own_added)[:size]
+        return output.view(shape)
+
+
+def _reorder(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
+    return packed
+
+
+def _multiply(
+    rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None
+) -> torch.Tensor:
+    output: torch.Tensor
+    if added is None:
+        output = torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")
+    else:
+        output = torch.ops.mkldnn._linear_pointwise.binary(rows, added, packed, bias, "add")
+    return output
+
+
+@lru_cache(1024)
+def row_range(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Return the smallest and the largest number of rows of a product whose rows have the same bits for all numbers
+    between, with one thread and with all.
+
+    oneDNN chooses its kernel, and with it the order of sums, by the dimensions: with the AMX instructions it has one
+    for up to 32 rows of BF16 and others for more; for 4 inputs one for up to 15 rows and another for more.
+    """
+    columns, rows = cancelling(min(out_features, _MAX_COLUMNS), _COUNTS[-1], in_features, dtype)
+    packed, threads = _reorder(columns), torch.get_num_threads()
+
+    def agrees(count: int) -> bool:
+        return torch.equal(_multiply(rows[:count], packed, None, None)[: len(expected)], expected)
+
+    least, most = MIN_ROWS, 0
+    try:
+        torch.set_num_threads(1)
+        for fewest in _LEAST_ROWS:
+            expected = _multiply(rows[:fewest], packed, None, None)
+            *_, last = takewhile(agrees, [count for count in _COUNTS if count >= fewest])
+            if last > most:
+                least, most = fewest, last
+            if most == _COUNTS[-1]:
+                break
+        expected = _multiply(rows[:least], packed, None, None)
+        torch.set_num_threads(MAX_THREADS)
+        return least, most if agrees(least) and agrees(most) else least
+    finally:
+        torch.set_num_threads(threads)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

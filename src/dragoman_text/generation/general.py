@@ -129,6 +129,7 @@ class GeneralRunner:
     """
 
     native = False
+    batch_invariant = True  # one sequence after the other
     quantization = "none"
     prefill_chunk: int | None = 1 << 30  # prompts are computed whole: not all caches can be continued by several tokens
 

@@ -255,6 +255,7 @@ def _runner_details(runner: Runner | GeneralRunner) -> Mapping[str, Any]:
         "dtype": str(runner.dtype).removeprefix("torch."),
         "device": str(runner.device),
         "machine_code": runner.native,
+        "batch_invariant": runner.batch_invariant,
         "quantization": runner.quantization,
         "forward": runner.forward,
         "model_type": str(runner.config.model_type),

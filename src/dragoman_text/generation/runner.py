@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from inspect import signature
 from typing import Protocol
@@ -24,6 +24,7 @@ from dragoman_text.generation.attention import (
     ShapeRecorder,
     SlotSpan,
     attention,
+    can_merge,
     record_mask,
     use_attention,
 )
@@ -50,6 +51,8 @@ log = logging.getLogger("dragoman.generation")
 QUANTIZATIONS: Mapping[str, int] = {"none": 0, "int8": 8, "int4": 4}
 # Tokens of two sequences by step, (sequence, tokens): both begin, one or both continue.
 _SAMPLE_STEPS = (((0, 7), (1, 5)), ((0, 1), (1, 3)), ((0, 1),), ((0, 2),))
+# Numbers of sequences of a step beside which one sequence must have the same logits, and tokens of their prompts.
+_CROWDS, _CROWD_TOKENS = (2, 9, 17, 33), 6
 
 
 class PackingFailed(Exception):
@@ -71,6 +74,7 @@ class Runner:
     pass in PyTorch, or the code in transformers on our attention. Raises UnsupportedArchitecture if none does; the
     model is then as it was. With `packed`, raises PackingFailed if its layers cannot be packed; it is then unusable.
 
+    batch_invariant: whether the logits of a sequence had the same bits alone and beside others at load.
     quantization: of `QUANTIZATIONS`; the logits are then compared with those of the rounded weights. Raises ModelFailed
     if the kernels cannot compute that.
     """
@@ -91,16 +95,19 @@ class Runner:
         self._native: StepFunction | None = None
         self.model, self.config = pretrained.model, pretrained.config
         self.adapters = AdapterLayers(self.model, None, self.dtype, self.device, packed=False)
+        self._merges = True
         self._selects_logits = "logits_to_keep" in signature(self.model.forward).parameters
         with torch.inference_mode():
             expected = self._own_logits()
         shapes = self._use_our_attention(pretrained.default_context, expected)
         self.packed = packed and can_pack(self.dtype, self.device)
+        self._merges = not self.packed or can_merge(self.shape, shapes.query_heads, self.dtype)
         report_step("compiling")
         self._use_fast_paths(shapes, expected)
         if self.fused is None and self.packed:
             pack(self.model)
             self._check_packed(expected)
+        self.batch_invariant = self._is_batch_invariant()
         self.adapters = AdapterLayers(self.model, self.fused, self.dtype, self.device, packed=self.packed)
 
     @property
@@ -148,7 +155,7 @@ class Runner:
         positions = [position for span in spans for position in range(span.start, span.stop)]
         self.adapters.assign([row.adapter for row in rows for _ in row.tokens])
         with torch.inference_mode(), self._adaptive_threads or nullcontext():
-            step = AttentionStep(cache, spans[:decoding], spans[decoding:])
+            step = AttentionStep(cache, spans[:decoding], spans[decoding:], self._merges)
             return self._forward(tokens, positions, outputs, step)
 
     def set_threads(self, count: int) -> int:
@@ -310,6 +317,32 @@ class Runner:
                 rows.append(BatchRow(number, start, samples[number][start:stop], wanted=count))
             parts.append(self.run(cache, rows))
         return torch.cat(parts)
+
+    def _is_batch_invariant(self) -> bool:
+        """Return whether the logits of a sequence are the same alone and beside others; log if not.
+
+        Sequences with an adapter are computed in PyTorch also if there is machine code, so both are tried.
+        """
+        if self.device.type != "cpu":
+            log.info("completions depend on the batch by rounding: device=%s", self.device)
+            return False
+        for run in (self.run, self._run):
+            alone = self._crowd_logits(run, 1)
+            for count in _CROWDS:
+                if not torch.equal(self._crowd_logits(run, count), alone):
+                    log.info("completions depend on the batch by rounding: sequences=%d packed=%s", count, self.packed)
+                    return False
+        return True
+
+    def _crowd_logits(self, run: Callable[..., torch.Tensor], count: int) -> torch.Tensor:
+        """Return the logits of a sequence, the last of this number, for its prompt and its next token."""
+        cache, tokens = KeyValueCache(self.shape, 64 * count, self.dtype, self.device), self._samples()[0]
+        cache.reserve(count, 64 if count > 1 else 32)
+        parts = []
+        for start, stop in ((0, _CROWD_TOKENS), (_CROWD_TOKENS, _CROWD_TOKENS + 1)):
+            rows = [BatchRow(slot, start, tokens[start:stop], wanted=1) for slot in range(count)]
+            parts.append(run(cache, rows)[-1])
+        return torch.stack(parts)
 
     def _samples(self) -> list[list[int]]:
         tokens = check_tokens(19, self.config.vocab_size)
