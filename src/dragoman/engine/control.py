@@ -157,6 +157,8 @@ class ModelControl:
             replacing = self._replace(name, versions, routing, keep_others=bool(version))
             await self._changes.run(name, replacing, versions)
             await self._saved_weights.save(name, self._registry.routing(name))
+            if url:
+                _report_lifetime(name, "registered", "put it into a served folder")
 
     async def scale(self, name: str, version: str, replicas: int) -> None:
         """Set the number of replicas of a model or version, whose deployments are replaced by new ones.
@@ -174,6 +176,8 @@ class ModelControl:
                 await self._replace(name, new, routing, keep_others=bool(spec.version))
 
         await self._changes.run(name, replace(), [spec.version for spec in changed])
+        if changed:
+            _report_lifetime(name, f"{replicas} replicas", "set replicas in its dragoman.toml")
 
     async def unload(self, name: str, version: str = "", *, may_be_unknown: bool = False) -> None:
         """Drain and remove a model or version, and cancel a load of it.
@@ -197,6 +201,8 @@ class ModelControl:
         self._retire(old)
         self._on_change()
         await self._saved_weights.save(name, self._registry.routing(name))
+        if name in self.on_disk and not any(d.spec.url for d in old):
+            _report_lifetime(name, "unloaded", "take it out of the served folders")
 
     def can_update(self, name: str) -> bool:
         """Return False while the model is loaded or another change of it is in progress. Cancels a pending retry."""
@@ -504,3 +510,8 @@ class ModelControl:
             task = asyncio.get_running_loop().create_task(retire(deployment))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
+
+
+def _report_lifetime(name: str, change: str, instead: str) -> None:
+    """Log that a change of a client is not kept, as `SavedWeights` does for weights."""
+    log.info("model '%s': %s until the server ends; to keep that, %s", name, change, instead)
