@@ -552,7 +552,7 @@ def test_a_failed_allocation_leaves_a_usable_state(folders: Path, monkeypatch: p
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("can't allocate memory")
 
-    rows = [BatchRow(0, 0, prompt(1, 60))]
+    rows = [BatchRow(slot, 0, prompt(1, 60)) for slot in range(8)]  # more than at load
     runner, cache = load_runner(folders / "llama")
     expected = runner.run(cache, rows).clone()
     other, other_cache = load_runner(folders / "llama")
