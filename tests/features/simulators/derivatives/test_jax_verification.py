@@ -1,5 +1,8 @@
 """Compiled JAX: modes where the usual one is missing, samples that are verified, values that contradict Evaluate."""
 
+import logging
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -9,6 +12,7 @@ import pytest
 
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import VectorFunction
+from dragoman_simulators.derivatives import jax as jax_derivatives
 from features.simulators.derivatives.derivative_models import ONE, build, error_message
 
 X, UNIT = np.array([0.7, 1.2]), np.array([1.0, 0.0])
@@ -150,3 +154,43 @@ def test_a_derivative_that_is_nan_names_the_cause() -> None:
     message = error_message(lambda: function.gradient(0, 0, [np.array([0.0, 1.0])], ONE, {}), InvalidOutput)
     assert message.startswith("Gradient of '<lambda>' by jax: element 0 is nan where the function is finite; ")
     assert "the branch of `where` that is not selected" in message
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """An event that is set when a compilation that still runs is logged, as any one is that takes 10 ms."""
+    event, logger = threading.Event(), logging.getLogger("dragoman.derivatives")
+
+    class Announcement(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("compiling: "):
+                event.set()
+
+    monkeypatch.setattr(jax_derivatives, "_SLOW_COMPILATION_S", 0.01)
+    handler = Announcement()
+    logger.addHandler(handler)
+    yield event
+    logger.removeHandler(handler)
+
+
+def test_compilations_that_take_long_are_logged_while_they_run(
+    announced: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    def slow(x: Any) -> Any:
+        """Return x0² x1; called once for each program, while JAX compiles it."""
+        assert announced.wait(60)
+        announced.clear()
+        return x[0] ** 2 * x[1]
+
+    caplog.set_level("INFO", "dragoman.derivatives")
+    function = build(slow, inputs=[2], outputs=[1], derivatives="jax", verify_derivatives=False, evaluate_at_load=False)
+    calls: dict[str, Callable[[], object]] = {
+        "Evaluate": lambda: function.evaluate([X], {}),
+        "gradient": lambda: function.gradient(0, 0, [X], ONE, {}),
+        "apply_jacobian": lambda: function.apply_jacobian(0, 0, [X], UNIT, {}),
+        "apply_hessian": lambda: function.apply_hessian(0, 0, 0, [X], ONE, UNIT, {}),
+    }
+    for program, call in calls.items():
+        call()
+        assert f"compiling: function=slow program={program}\n" in caplog.text
+        assert f"compiled: function=slow program={program} seconds=" in caplog.text
