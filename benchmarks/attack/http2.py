@@ -21,12 +21,13 @@ def message(body: bytes) -> bytes:
 
 
 class RawHttp2:
-    """One connection. `window` is the flow-control window of each stream and, above 64 KiB, of the connection."""
+    """One connection. `last`: number of its last stream. `window`: the flow-control window of each stream and, above
+    64 KiB, of the connection."""
 
     def __init__(self, port: int, source: str = "127.0.0.1", window: int = 0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), _LIMIT_S, (source, 0))
         self._encoder = Encoder()
-        self._next = 1
+        self.last = 0
         self._rest = b""
         greeting = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: window})
         if window > frames.DEFAULT_WINDOW:
@@ -37,7 +38,7 @@ class RawHttp2:
         self, path: str, body: bytes = b"", *, ended: bool = True, content_type: str = "application/grpc"
     ) -> bytes:
         """Return the frames of a request."""
-        number, self._next = self._next, self._next + 2
+        self.last = number = self.last + 2 if self.last else 1
         fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "attack")]
         block = self._encoder.encode([*fields, ("content-type", content_type), ("te", "trailers")])
         parts = [frames.frame(frames.HEADERS, frames.END_HEADERS | (ended and not body), number, block)]
