@@ -5,12 +5,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import orjson
 import pytest
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import TensorSpec
-from dragoman.formats import json_document
+from dragoman.formats import fast_json, json_document
 from dragoman.formats.policy import Policy
 from dragoman.protocols import json_arrays
 
@@ -72,8 +71,8 @@ def test_long_documents_have_the_values_and_the_errors_of_short_ones(text: bytes
     policy = Policy(max_json_values=1 << 30)
     expected, message = None, ""
     try:
-        expected = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        expected = fast_json.loads(text)
+    except fast_json.JSONDecodeError as error:
         message = f"the request body is not valid JSON: {error}"
     if message:
         with pytest.raises(InvalidInput, match=f"^{re.escape(message)}$"):
@@ -83,9 +82,9 @@ def test_long_documents_have_the_values_and_the_errors_of_short_ones(text: bytes
 
 
 def test_long_lists_of_numbers_are_parsed_in_pieces() -> None:
-    """While orjson parses a text, no other thread runs, so that health checks would wait for the whole body."""
+    """While a text is parsed, no other thread runs, so that health checks would wait for the whole body."""
     text = b'{"instances": [%s2]}' % (b"1," * (4 * MIB))
-    with mock.patch.object(orjson, "loads", wraps=orjson.loads) as loads:
+    with mock.patch.object(fast_json, "loads", wraps=fast_json.loads) as loads:
         document = json_document.parse_document(text, Policy())
     assert document == {"instances": [1] * (4 * MIB) + [2]}
     assert max(len(call.args[0]) for call in loads.call_args_list) < MIB

@@ -31,7 +31,7 @@ def _parse(text: bytes, policy: Policy, *, elements: bool) -> Any:
 
 
 def _parse_long(text: bytes) -> Any:
-    """Parse a document whose fields may be long lists of numbers: no other thread runs while a parser parses one text."""
+    """Parse a document that may have long lists of numbers: no other thread runs while one text is parsed."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         return {name: _parse_field(bytes(memoryview(field))) for name, field in fields.items()}
