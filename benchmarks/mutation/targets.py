@@ -98,6 +98,7 @@ _TEXT_API_TESTS = (
 _GENERATION_TESTS = (
     "exact_numbers",
     "generation_adapters",
+    "generation_architectures",
     "generation_cache",
     "generation_faults",
     "generation_folder",

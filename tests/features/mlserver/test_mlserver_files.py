@@ -1,5 +1,6 @@
 """Our settings for a model-settings.json and for variables, as values."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.errors import InvalidInput
+from dragoman.core.spec import ModelSpec
 from dragoman_mlserver.files import (
     DIALECT,
     MODEL_FILES,
@@ -19,6 +21,8 @@ from dragoman_mlserver.files import (
     unsupported_reason,
     variables,
 )
+from dragoman_mlserver.library import check
+from dragoman_mlserver.model import install
 
 
 def table(folder: Path, given: dict[str, Any], *files: str) -> dict[str, Any]:
@@ -55,6 +59,39 @@ def test_runtimes_of_mlserver(tmp_path: Path, named: str, library: str, files: t
     assert found["parameters"]["server_name"] == "mlserver"
     for name in reversed(files):  # an earlier name comes first
         assert table(tmp_path, given, f"a/{name}")["uri"] == f"a/{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("mlserver_sklearn", "sklearn"),
+        ("mlserver_xgboost", "xgboost"),
+        ("mlserver_lightgbm", "lightgbm"),
+        ("mlserver_catboost", "catboost"),
+        ("mlserver_mlflow", "runtime"),
+        ("mlserver_mlflow", "codecs"),
+        ("mlserver_huggingface", "runtime"),
+        ("mlserver_huggingface", "codecs"),
+    ],
+)
+def test_packages_of_runtimes_are_one_module(name: str, module: str) -> None:
+    install()
+    runtimes = importlib.import_module("mlserver.runtimes")
+    assert importlib.import_module(name) is runtimes
+    assert importlib.import_module(f"{name}.{module}") is runtimes
+    with pytest.raises(ImportError):
+        importlib.import_module(f"{name}.other")
+
+
+def test_a_library_whose_files_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").touch()
+    for named, library in (
+        ("mlserver_huggingface.HuggingFaceRuntime", "huggingface"),
+        ("mlserver_mlflow.MLflowRuntime", "mlflow"),
+    ):
+        settings = {"name": "m", "implementation": named}
+        parameters = {"library": library, "model_settings": settings}
+        check(ModelSpec(name="m", runtime="mlserver", uri=str(tmp_path), parameters=parameters))
 
 
 def test_tasks_of_transformers(tmp_path: Path) -> None:

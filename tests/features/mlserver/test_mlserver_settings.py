@@ -85,6 +85,7 @@ def test_the_effect_of_every_field(table: dict[str, Field]) -> None:
     expected = {f"prefix.{name}": effects[name] for name in table if effects[name] not in ("same", "different")}
     assert {r.subject: r.effect for r in found if r.effect not in ("same", "different")} == expected
     assert {r.location for r in found} == {"file"}
+    assert all(isinstance(r.note, str) for r in found)
     for value in (lambda name: DEFAULTS.get(name), lambda name: str(DEFAULTS.get(name, "none"))):
         kept = list(remarks_on({name: value(name) for name in table}, table, "file"))
         assert {r.effect for r in kept} <= {"same", "different"}

@@ -14,8 +14,9 @@ from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import DragomanError
 from dragoman.core.tensor import Tensor
 from dragoman.engine.engine import Engine
+from dragoman.formats.model_config import parse_config
 from dragoman_triton import pb_utils
-from dragoman_triton.config import read_model, remarks
+from dragoman_triton.config import FIELDS, read_model, remarks
 from features.triton.repository import write
 
 HEAD = """
@@ -224,6 +225,41 @@ def test_a_configuration_that_a_model_completes() -> None:
 
 
 # --- fields that are not honoured ------------------------------------------------------------------------------------
+
+
+EFFECTS = {
+    "different": """
+        input.allow_ragged_batch dynamic_batching.preferred_batch_size sequence_batching.oldest.preferred_batch_size
+        response_cache
+    """,
+    "rejected": """
+        input.is_shape_tensor output.is_shape_tensor input.is_non_linear_format_io output.is_non_linear_format_io
+        batch_input batch_output model_operations model_repository_agents runtime
+    """,
+    "unused": """
+        instance_group.profile dynamic_batching.preserve_ordering sequence_batching.direct.max_queue_delay_microseconds
+        sequence_batching.direct.minimum_slot_utilization sequence_batching.oldest.max_queue_delay_microseconds
+        sequence_batching.oldest.preserve_ordering sequence_batching.state.use_same_buffer_for_input_output
+        sequence_batching.state.use_growable_memory optimization.cuda
+    """,
+    "missing": """
+        instance_group.passive instance_group.host_policy instance_group.secondary_devices instance_group.rate_limiter
+        instance_group.gpus cc_model_filenames metric_tags model_metrics ensemble_scheduling.step.model_namespace
+    """,
+}
+
+
+def test_the_effect_of_each_field() -> None:
+    """Each is a field of Triton's configuration."""
+    assert {path: effect for path, (effect, _) in FIELDS.items()} == {
+        path: effect for effect, paths in EFFECTS.items() for path in paths.split()
+    }
+    assert all(isinstance(note, str) and len(note) > 10 for _, note in FIELDS.values())
+    for path in FIELDS:
+        kind = parse_config("", "file").message.DESCRIPTOR
+        for name in path.split("."):
+            assert name in kind.fields_by_name, path
+            kind = kind.fields_by_name[name].message_type
 
 
 def test_remarks_on_parameters_and_devices(tmp_path: Path) -> None:

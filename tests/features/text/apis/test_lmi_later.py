@@ -100,7 +100,10 @@ async def test_invalid_tokens_are_rejected(server: TextServer) -> None:
         response = await _fetch(server, invalid)
         assert (response.status, response.json["type"]) == (400, "BadRequestException")
         assert response.json["message"] == f"Invalid x-starting-token: {invalid}"
-    assert (await _fetch(server, token, x_max_items="many")).status == 424
+    for most, status in (("many", 424), ("9" * 10, 424), ("9" * 9, 200), ("-1", 200)):
+        token = await _start(server, {"inputs": "a"})
+        assert (await _fetch_when_ready(server, token)).status == 200
+        assert (await _fetch(server, token, x_max_items=most)).status == status, most
 
 
 async def test_synchronous_requests_get_the_response(server: TextServer) -> None:

@@ -131,6 +131,9 @@ async def test_tools_of_the_client(client: ollama.AsyncClient, server: TextServe
     sent = server.model().calls[-1].prompts[0]
     assert sent.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo"}'
     assert sent.options == {"enable_thinking": True, "reasoning_effort": "low"}
+    for think, options in ((True, {"enable_thinking": True}), (False, {"enable_thinking": False}), (None, {})):
+        await client.chat("ReverseModel", messages=HELLO, think=think)
+        assert server.model().calls[-1].prompts[0].options == options
 
 
 async def test_formats_and_options_reach_the_model(server: TextServer) -> None:

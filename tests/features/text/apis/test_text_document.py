@@ -1,5 +1,6 @@
 """The OpenAPI document of the text APIs: which bodies its schemas allow, and how responses may be sent."""
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from text_server import serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+SUMMARY = re.compile(r"[A-Z][a-z]+ [^.]*[a-z]")
 JSON, EVENTS, TEXT, LINES = "application/json", "text/event-stream", "text/plain", "application/x-ndjson"
 USER = {"role": "user", "content": "a"}
 CHATS: list[Any] = [[USER], [{"role": "user", "content": None}, {"role": "x", "content": [{}]}]]
@@ -87,7 +89,7 @@ async def test_bodies_and_responses(document: Any, path: str) -> None:
     types, allowed, rejected = CASES[path]
     operation = document["paths"][path]["post"]
     assert list(operation["responses"]["200"]["content"]) == types
-    assert operation["summary"]
+    assert SUMMARY.fullmatch(operation["summary"])
     assert operation["requestBody"]["required"] is True
     schema = {**operation["requestBody"]["content"][JSON]["schema"], "components": document["components"]}
     validator = jsonschema.Draft202012Validator(schema)
