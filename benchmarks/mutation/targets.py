@@ -113,6 +113,7 @@ _GENERATION_TESTS = (
     "generation_text",
     "generation_threads",
     "generation_vision",
+    "json_schema",
     "message_forms",
 )
 _MLSERVER_TESTS = ("columns", "doctor", "files", "folder", "huggingface", "module", "runtimes", "settings")
@@ -192,7 +193,11 @@ TARGETS = (
     Target(
         "generation",
         ("dragoman_text/generation/*.py",),
-        tuple(f"tests/features/text/generation/test_{part}.py" for part in _GENERATION_TESTS),
+        (
+            *(f"tests/features/text/generation/test_{part}.py" for part in _GENERATION_TESTS),
+            "tests/features/text/apis/test_chat_templates.py",
+            "tests/features/text/apis/test_model_defaults.py",
+        ),
         without=("quantized*.py", "gguf*.py"),
     ),
     Target(

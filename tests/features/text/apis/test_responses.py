@@ -355,7 +355,7 @@ async def test_an_error_in_a_stream_is_a_failed_response(server: TextServer, cli
     *_, text, part, item, last = typed_events((await server.post(PATH, body)).body)
     assert last["type"] == "response.failed"
     assert (text["type"], text["text"]) == ("response.output_text.done", "a")
-    assert part["type"] == "response.content_part.done"
+    assert (part["type"], part["content_index"], part["output_index"]) == ("response.content_part.done", 0, 0)
     assert item["item"] == last["response"]["output"][0]
     assert (item["item"]["status"], item["item"]["content"][0]["text"]) == ("incomplete", "a")
     assert last["response"]["usage"]["output_tokens"] == 1

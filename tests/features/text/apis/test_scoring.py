@@ -102,6 +102,7 @@ async def test_rerank_as_in_tei(server: TextServer) -> None:
     assert (call.truncate, call.truncation_side) == (0, "left")
     response = await server.post("/models/SharedWords/rerank", {**body, "truncation_direction": "left"})
     assert (response.status, response.json["error_type"]) == (422, "Validation")
+    assert '`truncation_direction` must be "Left" or "Right"' in response.json["error"]
     body = {"model": "SharedWords", "query": "a", "texts": ["a"], "raw_scores": True}
     assert (await server.post("/rerank", body)).json == [{"index": 0, "score": 11.0}]
     for texts in (["!long"], [], [5], None):
