@@ -124,6 +124,7 @@ _TRITON_TESTS = (
     "instances",
     "load",
     "metrics",
+    "module",
     "python",
     "repository",
     "sequences",
