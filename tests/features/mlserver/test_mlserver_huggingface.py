@@ -5,6 +5,7 @@ The models are small ones with random weights.
 
 import io
 import json
+import shutil
 import struct
 import warnings
 from base64 import b64decode, b64encode
@@ -166,8 +167,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return lambda name: folder / name if (folder / name).is_dir() else models.save_model(folder / name, name)
 
 
-async def _runtime(folder: Path, task: str) -> HuggingFaceRuntime:
-    parameters = ModelParameters(uri=str(folder), extra={"task": task})
+async def _runtime(folder: Path, task: str, **extra: Any) -> HuggingFaceRuntime:
+    parameters = ModelParameters(uri=str(folder), extra={"task": task, **extra})
     runtime = HuggingFaceRuntime(ModelSettings(name="m", implementation=HuggingFaceRuntime, parameters=parameters))
     await runtime.load()
     return runtime
@@ -253,6 +254,24 @@ def test_models_are_not_downloaded(tmp_path: Path) -> None:
     table = model_table(settings, tmp_path / "model-settings.json")
     with pytest.raises(ModelFailed, match="'distilgpt2' is not a folder: models are not downloaded"):
         load(ModelSpec(name="m", runtime="mlserver", uri=table["uri"], parameters=table["parameters"]))
+
+
+async def test_code_in_the_folder_of_a_model_is_not_run(folder: Path, tmp_path: Path) -> None:
+    own, ran = tmp_path / "own", tmp_path / "ran"
+    shutil.copytree(folder / "weights" / "bert", own)
+    (own / "code.py").write_text(
+        f"open({str(ran)!r}, 'w').close()\nfrom transformers import BertConfig, BertForMaskedLM\n"
+        "class OwnConfig(BertConfig):\n    model_type = 'own'\nclass OwnModel(BertForMaskedLM): ...\n"
+    )
+    config = json.loads((own / "config.json").read_text())
+    names = {"AutoModelForMaskedLM": "code.OwnModel"}
+    (own / "config.json").write_text(json.dumps({**config, "auto_map": names}))
+    await _runtime(own, "fill-mask", model_kwargs={"trust_remote_code": True})  # with the class of the library
+    names["AutoConfig"] = "code.OwnConfig"
+    (own / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        await _runtime(own, "fill-mask")
+    assert not ran.exists()
 
 
 def test_the_tasks_of_our_own_runtime() -> None:
