@@ -115,6 +115,7 @@ _GENERATION_TESTS = (
     "generation_vision",
     "json_schema",
     "message_forms",
+    "token_sampler",
 )
 _MLSERVER_TESTS = ("columns", "doctor", "files", "folder", "huggingface", "module", "runtimes", "settings")
 _TRITON_TESTS = (
