@@ -15,7 +15,7 @@ import pytest
 import dragoman
 from dragoman import BF16, BYTES, FP32, FP64, ApplyHessian, ApplyJacobian, Gradient, Infer, Inference, errors
 from dragoman.core.bytes_tensor import BytesTensor
-from dragoman.core.calls import Embed, Embedded, Handle, Handled, Load, Measure, Request, SignatureFor
+from dragoman.core.calls import Embed, Embedded, Handle, Handled, Load, Measure, ReadStatistics, Request, SignatureFor
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import Tensor
 from dragoman.engine.engine import Engine
@@ -330,6 +330,8 @@ async def test_equal_concurrent_calls_are_computed_once(gated: tuple[Engine, Any
     assert await number(engine, infer([1.0]), "Gated") == 1
     found = await measured(engine)
     assert (found["hits_total"], found["misses_total"]) == (3, 1)
+    (counted,) = (await engine.call(Request(ReadStatistics(), "Gated"))).answer
+    assert (counted.succeeded, counted.inferences, counted.executions) == (4, 1, 1)
 
 
 async def test_an_error_goes_to_all_who_wait_and_is_not_stored(gated: tuple[Engine, Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import dragoman
-from dragoman.core.calls import Infer, Request
+from dragoman.core.calls import Infer, ReadStatistics, Request
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.sequences import SequenceStep
 from dragoman.core.tensor import Tensor
@@ -190,6 +190,8 @@ async def test_python_models_see_id_flags_and_controls(engine: Engine) -> None:
         await infer(engine, "py", 1, 1, "start")
     with pytest.raises(InvalidInput, match="batch-size 1 due to requirements of sequence batcher"):
         await infer(engine, "py", 1, "c", "start", rows=2)
+    (counted,) = (await engine.call(Request(ReadStatistics(), "py"))).answer
+    assert (counted.succeeded, counted.inferences, counted.executions) == (4, 4, 4)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
