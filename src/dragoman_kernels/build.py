@@ -35,7 +35,7 @@ FORM_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
 # Sources that are compiled once, not for each form.
 _ONCE = ("cpu",)
 # `-ffp-contract=off`: sums and products are rounded as they are written, by any compiler.
-_FLAGS = ("-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
+_FLAGS = ("-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
 _SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
 
 
@@ -71,7 +71,7 @@ def _compiles(command: Sequence[str]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "try.c")
         path.write_text(source + "int number(void) { return 1; }\n")
-        arguments = [*command, "-shared", *_FLAGS, *flags, "-o", str(Path(folder, "try.so")), str(path)]
+        arguments = [*command, "-shared", "-fPIC", *_FLAGS, *flags, "-o", str(Path(folder, "try.so")), str(path)]
         return subprocess.run(arguments, capture_output=True, check=False).returncode == 0  # noqa: S603
 
 
@@ -101,7 +101,9 @@ def build(output: Path, objects: Path, *, target: str = "", sanitize: bool = Fal
     ours = compiler(target)
     machine = target.partition("-")[0] or _machine()
     headers = "".join(path.read_text() for path in sorted(SOURCES.glob("*.h")))
-    flags = [*_FLAGS, *(_SANITIZE if sanitize else ())]
+    # Code of Windows is always independent of its position, and compilers reject the flag.
+    pic = [] if library_name(target).endswith(".dll") else ["-fPIC"]
+    flags = [*_FLAGS, *pic, *(_SANITIZE if sanitize else ())]
     objects.mkdir(parents=True, exist_ok=True)
     compiled: list[Path] = []
     jobs: list[list[str]] = []

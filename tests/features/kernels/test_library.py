@@ -48,6 +48,7 @@ def test_a_form_of_another_cpu_is_not_called() -> None:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KERNELS_LIBRARY", raising=False)
     monkeypatch.setattr(dragoman_kernels, "library_name", lambda: "libmissing.so")
     dragoman_kernels._library.cache_clear()
     try:
