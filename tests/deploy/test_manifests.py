@@ -13,8 +13,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -57,11 +55,27 @@ def closed(schema: Any) -> Any:
 
 def check_kserve(resource: Any) -> None:
     """Raise ValidationError if a resource does not match KServe's definition of its kind."""
+    import jsonschema
+
     text = gzip.decompress((SCHEMAS / f"{resource['kind'].lower()}s.json.gz").read_bytes())
     schema = closed(json.loads(text))
     schema["properties"]["metadata"] = {"type": "object"}
     # Not `jsonschema.validate`, which checks the schema itself first: that takes a minute here.
     jsonschema.Draft7Validator(schema).validate(resource)
+
+
+def check_kubernetes(resource: Any) -> None:
+    """Raise ValidationError if a resource does not match the definition of its kind."""
+    import kubernetes_validate  # two seconds, as jsonschema
+
+    kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+
+
+def check_values(values: Any) -> None:
+    """Raise ValidationError if values of the chart do not match its schema."""
+    import jsonschema
+
+    jsonschema.validate(values, json.loads((CHART / "values.schema.json").read_text()))
 
 
 def container(name: str) -> dict[str, Any]:
@@ -89,16 +103,14 @@ def test_kubernetes_manifests_are_valid() -> None:
         each for name in ("workers", "service", "networkpolicy") for each in load(f"kubernetes-workers/{name}.yaml")
     ]
     for each in (*kubernetes(), *workers):
-        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+        check_kubernetes(each)
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda v: ",".join(v) or "default")
 def test_the_chart_renders_valid_objects(values: dict[str, Any]) -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    given = {**yaml.safe_load((CHART / "values.yaml").read_text()), **values}
-    jsonschema.validate(given, schema)
+    check_values({**yaml.safe_load((CHART / "values.yaml").read_text()), **values})
     for each in chart(**values):
-        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+        check_kubernetes(each)
 
 
 def test_values_of_the_chart_arrive() -> None:
@@ -117,16 +129,19 @@ def test_values_of_the_chart_arrive() -> None:
 
 
 def test_misspelled_fields_are_found() -> None:
+    import jsonschema
+    import kubernetes_validate
+
     (deployment,) = (each for each in kubernetes() if each["kind"] == "Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["resourcez"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(deployment, KUBERNETES, strict=True)
+        check_kubernetes(deployment)
     (runtime,) = load("kserve/runtime-dragoman.yaml")
     runtime["spec"]["supportedModelFormats"][0]["autoselect"] = True
     with pytest.raises(jsonschema.ValidationError, match="autoselect"):
         check_kserve(runtime)
     with pytest.raises(jsonschema.ValidationError, match="replica"):
-        jsonschema.validate({"replica": 1}, json.loads((CHART / "values.schema.json").read_text()))
+        check_values({"replica": 1})
 
 
 @pytest.mark.parametrize("file", sorted((DEPLOY / "kserve").glob("*.yaml")), ids=lambda p: p.stem)
