@@ -23,6 +23,7 @@ from prometheus_client.samples import Sample
 from sklearn.linear_model import LinearRegression
 
 import text_models
+from e2e.forked_process import TEXT
 from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, free_ports, running_server, wait_until
 
 from .manifests import environment, pods
@@ -177,7 +178,7 @@ def scrape(process: ServerProcess) -> dict[str, list[Sample]]:
 
 def test_the_endpoint_picker_finds_the_metrics_of_vllm(text_model: Path) -> None:
     """llm-d's endpoint picker scrapes each pod: queued and running requests, use and size of the key-value cache."""
-    with running_server(str(text_model), "--metrics-as", "vllm") as process:
+    with running_server(str(text_model), "--metrics-as", "vllm", imports=TEXT) as process:
         body = {"model": "llama", "prompt": "one two", "max_tokens": 4}
         headers = {"x-gateway-destination-endpoint": process.url, "x-session-id": "s"}
         assert process.request("POST", "/v1/completions", body, headers)[0] == 200

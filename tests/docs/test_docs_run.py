@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.forked_process import run_command
+from e2e.forked_process import TEXT, run_command
 from e2e.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +35,7 @@ class Shell:
         self.folder = folder
         self.port = 0
         self.server: ServerProcess | None = None
+        self.imports: tuple[str, ...] = ()  # of servers
 
     def run(self, command: str) -> None:
         if command.startswith("dragoman serve"):
@@ -63,7 +64,9 @@ class Shell:
 
     def serve(self, arguments: list[str]) -> None:
         self.stop()
-        self.server = ServerProcess.on_free_ports(*arguments, "--grpc-port", "-1", folder=self.folder)
+        self.server = ServerProcess.on_free_ports(
+            *arguments, "--grpc-port", "-1", folder=self.folder, imports=self.imports
+        )
         self.port = self.server.http_port
         self.server.wait_until_ready()
 
@@ -121,6 +124,7 @@ def my_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_page_works_as_written(page: Path, shell: Shell, request: pytest.FixtureRequest) -> None:
     if any(language == "sh" and "models/my-llama" in text for _, language, text in blocks(page)):
         shutil.copytree(request.getfixturevalue("my_llama"), shell.folder / "models" / "my-llama")
+        shell.imports = TEXT
     for name, language, text in blocks(page):
         if name:
             (shell.folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,10 @@ def free_ports(count: int) -> list[int]:
 
 
 class ServerProcess:
-    """`python -m dragoman serve ARGUMENTS`; its output goes to a file."""
+    """`python -m dragoman serve ARGUMENTS`; its output goes to a file.
+
+    imports: modules that a forked process has imported before, see `forked_process`.
+    """
 
     def __init__(
         self,
@@ -64,12 +67,13 @@ class ServerProcess:
         command: Sequence[str] = ("-m", "dragoman", "serve"),
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
+        imports: tuple[str, ...] = (),
     ) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `kill`
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DRAGOMAN_", "PYTEST_"))}
         env = {**clean, **(environment or {})}
         self.popen = (
-            ForkedProcess([*command[2:], *arguments], *2 * (self._log.fileno(),), env, folder)
+            ForkedProcess([*command[2:], *arguments], *2 * (self._log.fileno(),), env, folder, imports)
             if can_fork(command, environment or {})
             else subprocess.Popen(
                 [sys.executable, *command, *arguments],

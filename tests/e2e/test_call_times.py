@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from e2e.forked_process import TEXT
 from e2e.otlp_receiver import OtlpReceiver, Span, running_receiver
 from e2e.server_process import ServerProcess, free_ports, wait_until
 from text_models import make_model
@@ -123,7 +124,7 @@ def server(receiver: OtlpReceiver, tmp_path_factory: pytest.TempPathFactory) -> 
     }
     environment = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
     arguments = [str(folder / "served"), *(f"{name}={value}" for name, value in options.items())]
-    process = ServerProcess(*arguments, environment=environment, folder=folder)
+    process = ServerProcess(*arguments, environment=environment, folder=folder, imports=TEXT)
     process.http_port = http_port
     join = ["-m", "dragoman", "worker", "--join", f"127.0.0.1:{worker_port}", "--secret-file", str(folder / "secret")]
     process.wait_for_status("/v2/health/live", 200)
