@@ -93,6 +93,14 @@ def test_graceful_shutdown() -> None:
     assert wire.closed == 1
 
 
+def test_a_connection_that_refuses_streams_ends_with_its_last_one_also_if_it_was_not_drained() -> None:
+    wire = Wire(EchoService(responds=False)).headers(1)
+    wire.connection.refuse_streams()
+    assert wire.closed < 1
+    wire.service.handlers[0].stream.send_headers(b"\x88", ended=True)
+    assert wire.closed == 1
+
+
 def test_goaway_of_the_client() -> None:
     wire = Wire(EchoService(responds=False)).headers(1).send(frames.goaway(0, 0))
     assert wire.closed < 1

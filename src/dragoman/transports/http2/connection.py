@@ -1,4 +1,25 @@
-"""One HTTP/2 connection without its socket (RFC 9113): bytes in, requests to their handlers, frames out."""
+"""One HTTP/2 connection without its socket (RFC 9113): bytes in, requests to their handlers, frames out.
+
+`receive` takes what has arrived. `FrameReader` cuts it into frames and calls `handle_data` for DATA, as far as a
+frame has arrived, and `handle_frame` for all others once they are complete. A complete block of headers opens a
+stream: the service returns its handler, and the body goes there through `BodyReceiver`, within the windows of
+`ReceiveWindows`. A handler responds in any of these calls or later. What the windows of the client and the transport
+have room for is sent; the rest waits in its stream (`BodySender`), and while too much waits (`Backlog`), so do
+further requests. Whatever is sent during `receive` is written at once at its end.
+
+An error of the client in one stream (Http2StreamError) resets that stream, any other (Http2ConnectionError) ends the
+connection. `RateLimits` bounds what a client may let the server do for nothing.
+
+    phase     entered by                                       new streams   leaves it
+    OPEN      the start                                        accepted      by `drain`, by GOAWAY of the client
+    DRAINING  our GOAWAY with the highest number, and a PING   accepted      by the acknowledgement of the PING, or soon
+    REFUSING  our GOAWAY with the last number, or the          refused       with its last stream
+              client's GOAWAY
+    CLOSED    the end of the last stream, an error, or the     none
+              client's disconnection
+
+Until the client's SETTINGS have arrived (`settled`), every other frame is an error.
+"""
 
 import logging
 import math
@@ -13,7 +34,16 @@ from dragoman.transports.http2.frame_reader import FrameReader, HeaderBlocks, st
 from dragoman.transports.http2.frames import HEADERS, WINDOW_UPDATE, FrameWriter, Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.limits import Http2Limits, RateLimits
 from dragoman.transports.http2.request import check_trailers
-from dragoman.transports.http2.stream import Backlog, Buffer, Http2Service, Http2Stream
+from dragoman.transports.http2.stream import (
+    CLOSED,
+    DRAINING,
+    OPEN,
+    REFUSING,
+    Backlog,
+    Buffer,
+    Http2Service,
+    Http2Stream,
+)
 
 log = logging.getLogger("dragoman.http2")
 
@@ -38,8 +68,7 @@ class Http2Connection:
     `sink` takes what is to be sent; `close` is called once, when nothing more will be sent; `report_unsent` is called
     with changes of how many response bytes wait for the client. `service` handles the requests.
 
-    State: `settled` once the client's SETTINGS arrived, `draining` once either side has sent GOAWAY, `refusing` once no
-    new stream is accepted, `is_closed` once the connection has ended. `host` is the address of the client, `address` is
+    `host` is the address of the client, `address` is
     that by which its calls are counted; on a `reserved` connection only health checks are answered; `calls` belongs to
     the service. `streams` are the open ones by number, and `last` is the highest number that the client has used.
     `incomplete_since_s` is when the frame or header block began that is incomplete; infinity if there is none.
@@ -69,7 +98,8 @@ class Http2Connection:
         self.body = BodyReceiver(self._handler_failed)
         self.reader = FrameReader(self, self.body, limits.max_frame, self._blocks.max_block)
         self.incomplete_since_s = math.inf
-        self.settled = self.is_closed = self.draining = self.refusing = False
+        self.settled = False
+        self.phase = OPEN
         self.host = self.address = ""
         self.reserved = False
         self.calls: Any = None
@@ -78,7 +108,7 @@ class Http2Connection:
 
     def receive(self, data: bytes, filled: int = 0) -> None:
         """Take what the client has sent: `data`, or as many bytes as were `filled` in `buffer()`."""
-        if self.is_closed:
+        if self.phase == CLOSED:
             return
         writer = self._writer
         writer.is_batching = True
@@ -137,7 +167,7 @@ class Http2Connection:
             return
         self.last = number
         headers = self._blocks.parse_request(block)
-        if len(streams) >= self._limits.max_streams or self.refusing:
+        if len(streams) >= self._limits.max_streams or self.phase >= REFUSING:
             raise Http2StreamError(frames.REFUSED_STREAM, "too many streams at a time")
         length = -1 if headers.error is not None else headers.length
         if ended and length > 0:
@@ -271,14 +301,14 @@ class Http2Connection:
             self._writer.send(frames.frame(frames.PING, frames.ACK, 0, payload))
             return
         self._count_empty_frame()
-        if payload == _PING and self.draining:
+        if payload == _PING and self.phase >= DRAINING:
             self.refuse_streams()
 
     def _handle_goaway(self, payload: bytes) -> None:
         if len(payload) < 8:
             raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"GOAWAY: expected 8 bytes, got {len(payload)}")
         self._count_empty_frame()
-        self.draining = self.refusing = True
+        self.phase = REFUSING
         self._close_if_done()
 
     def _handle_window_update(self, number: int, payload: bytes) -> None:
@@ -339,32 +369,32 @@ class Http2Connection:
 
     def drain(self) -> None:
         """Announce that no new stream will be accepted; `refuse_streams` follows once the client has seen it."""
-        if not self.draining and not self.is_closed:
-            self.draining = True
+        if self.phase == OPEN:
+            self.phase = DRAINING
             self._writer.send(frames.goaway(frames.NUMBER, frames.NO_ERROR))
             self.ping()
 
     def refuse_streams(self) -> None:
         """Accept no new stream, and close once the open ones have ended."""
-        if not self.refusing and not self.is_closed:
-            self.refusing = True
+        if self.phase < REFUSING:
+            self.phase = REFUSING
             self._writer.send(frames.goaway(self.last, frames.NO_ERROR))
         self._close_if_done()
 
     def fail(self, code: int, message: str) -> None:
         """End the connection with an error."""
-        if not self.is_closed:
+        if self.phase != CLOSED:
             self._writer.send(frames.goaway(self.last, code, message))
             self._end()
 
     def on_connection_lost(self) -> None:
         """The client has disconnected."""
-        if not self.is_closed:
+        if self.phase != CLOSED:
             self._end()
 
     def _end(self) -> None:
         self._writer.flush()
-        self.is_closed = True
+        self.phase = CLOSED
         self.backlog.close()
         for stream in list(self.streams.values()):
             self._drop(stream, frames.CANCEL)
@@ -372,9 +402,9 @@ class Http2Connection:
         self._close()
 
     def _close_if_done(self) -> None:
-        if self.refusing and not self.streams and not self.is_closed:
+        if self.phase == REFUSING and not self.streams:
             self._writer.flush()
-            self.is_closed = True
+            self.phase = CLOSED
             self._close()
 
     # --- streams end ---------------------------------------------------------------------------------------------
@@ -431,7 +461,7 @@ class Http2Connection:
             self.body.stream = None  # what is left of its frame is skipped
         if stream.pending:
             self.sender.drop(stream)
-        if self.draining:
+        if self.phase == REFUSING:
             self._close_if_done()
 
     # --- for streams ---------------------------------------------------------------------------------------------

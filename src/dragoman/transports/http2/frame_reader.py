@@ -9,6 +9,7 @@ from dragoman.transports.http2.bodies import BodyReceiver
 from dragoman.transports.http2.fields import Decoder, Field
 from dragoman.transports.http2.frames import HEADERS, NUMBER, Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.request import Http2Headers, parse_headers
+from dragoman.transports.http2.stream import CLOSED
 
 # CONTINUATION frames of one block; the largest accepted block needs far fewer.
 _MAX_FRAGMENTS: Final = 64
@@ -119,9 +120,9 @@ _unpack = frames.frame_header.unpack_from
 
 
 class FrameHandler(Protocol):
-    """Handles the frames of a connection; nothing more once it is `is_closed`."""
+    """Handles the frames of a connection; nothing more once its phase is CLOSED."""
 
-    is_closed: bool
+    phase: int
 
     def handle_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Handle a complete frame. Raises Http2ConnectionError and Http2StreamError."""
@@ -197,7 +198,7 @@ class FrameReader:
                 handler.handle_frame(kind, flags, number, data[begin:stop])
             except Http2StreamError as error:
                 handler.fail_stream(number, error)
-            if handler.is_closed:
+            if handler.phase == CLOSED:
                 return False
             if kind == HEADERS and self.stopwatch() > until_s:
                 self.more = at < end

@@ -12,7 +12,7 @@ from dragoman.transports.executor import MessageExecutor, ReadLimiter
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.limits import Http2Limits
-from dragoman.transports.http2.stream import Buffer, Http2Service
+from dragoman.transports.http2.stream import CLOSED, OPEN, Buffer, Http2Service
 from dragoman.transports.listener import Listener, end_output
 
 log = logging.getLogger("dragoman.http2")
@@ -64,7 +64,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        if self.connection.is_closed:  # the server stopped before the connection was made
+        if self.connection.phase == CLOSED:  # the server stopped before the connection was made
             transport.close()
             return
         self.connection.host, self.connection.address = client_host(transport), client_address(transport)
@@ -107,14 +107,14 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._read_or_wait()
         if connection.reader.more:
             self._loop.call_soon(self._go_on)
-        if connection.reserved and connection.last and not connection.draining:
+        if connection.reserved and connection.last and connection.phase == OPEN:
             self.drain()
         if connection.streams or connection.incomplete_since_s < now_s:
             self._watch_closely()
 
     def _go_on(self) -> None:
         """Handle more of the received bytes."""
-        if self.connection.reader.more and not self.connection.is_closed:
+        if self.connection.reader.more and self.connection.phase != CLOSED:
             self._handle_input(b"")
 
     def eof_received(self) -> bool:
@@ -199,12 +199,16 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def check_timeouts(self, now_s: float) -> float:
         """Apply the timeouts; return when to check again."""
         connection = self.connection
-        if connection.is_closed:
+        if connection.phase == CLOSED:
             return 0.0
         connection.sender.now_s = now_s
         self._check(now_s)
         waits = (
-            connection.streams or not connection.settled or connection.draining or self._paused_s or self._has_pinged
+            connection.streams
+            or not connection.settled
+            or connection.phase != OPEN
+            or self._paused_s
+            or self._has_pinged
         )
         if waits or connection.incomplete_since_s < now_s:
             return now_s + self._shortest_s

@@ -8,6 +8,9 @@ from dragoman.transports.http2.request import Http2Headers
 
 Buffer = bytes | bytearray | memoryview
 
+# Phases of a connection, in their order; see `connection`.
+OPEN, DRAINING, REFUSING, CLOSED = range(4)
+
 
 # Smaller changes are not reported.
 _REPORT_BYTES = 1 << 16
