@@ -99,7 +99,7 @@ async def test_the_document_names_no_models() -> None:
 async def test_settings_change_the_document() -> None:
     document = await read_document(root_path="/models", metrics_path="/m", health_json=True)
     assert document["servers"] == [{"url": "/models"}]
-    assert {"/m", "/server/metrics"} < set(document["paths"])
+    assert "/m" in document["paths"]
     live = document["paths"]["/v2/health/live"]["get"]["responses"]
     assert live["200"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Liveness"}
 

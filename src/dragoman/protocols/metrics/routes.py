@@ -22,7 +22,6 @@ from dragoman.protocols.wire import (
     statuses,
 )
 
-_DJL = "/server/metrics"  # the path in DJL-Serving, on which LMI runs
 _TEXT = ("content-type", "text/plain")
 _OPERATION = Operation(
     "Export metrics for Prometheus",
@@ -33,18 +32,19 @@ _Families = Callable[[Iterable[Family]], Iterable[Family]]
 
 
 def protocol(policy: Policy) -> HttpProtocol:
-    """Return the routes of the protocol, none if metrics are disabled."""
-    paths = dict.fromkeys((policy.metrics_path, _DJL)) if policy.metrics_path else ()
+    errors = ErrorResponses(statuses(), {"text/plain": str})
+    return HttpProtocol("metrics", routes(policy, policy.metrics_path), _format_error, errors=errors)
+
+
+def routes(policy: Policy, path: str) -> tuple[Route, ...]:
+    """Return the route of the metrics at a path, none if metrics are disabled."""
     also: _Families | None = plugins.find("metric_names", policy.metrics_as) if policy.metrics_as else None
 
     def metrics(http: HttpRequest) -> EngineCall[tuple[Family, ...], HttpResponse]:
         return _metrics(http, also)
 
-    routes = tuple(
-        Route("GET", path, metrics, role="read", is_administrative=True, operation=_OPERATION) for path in paths
-    )
-    errors = ErrorResponses(statuses(), {"text/plain": str})
-    return HttpProtocol("metrics", routes, _format_error, errors=errors)
+    route = Route("GET", path, metrics, role="read", is_administrative=True, operation=_OPERATION)
+    return (route,) if policy.metrics_path else ()
 
 
 def _metrics(http: HttpRequest, also: _Families | None) -> EngineCall[tuple[Family, ...], HttpResponse]:

@@ -20,6 +20,7 @@ from dragoman.core.text import Generation
 from dragoman.formats.json_numbers import PARSER_ERRORS
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.custom_handlers import handler_call
+from dragoman.protocols.metrics import routes as metrics
 from dragoman.protocols.parameters import build_request
 from dragoman.protocols.wire import (
     BackgroundCall,
@@ -57,6 +58,7 @@ from dragoman_text.apis.lmi.request import (
 )
 from dragoman_text.apis.lmi.schemas import parse_bedrock_request, parse_embeddings_request, parse_openai_request
 
+_METRICS_PATH = "/server/metrics"
 _SYNCHRONOUS = "x-synchronous"
 _STARTING = "x-starting-token"
 _NEXT = "x-next-token"
@@ -245,6 +247,8 @@ def protocol(policy: Policy) -> HttpProtocol:
         )
         for path in _PATHS
     ]
+    if policy.metrics_path != _METRICS_PATH:
+        routes += metrics.routes(policy, _METRICS_PATH)
     described = json_errors(errors.statuses)
     return HttpProtocol(
         "LMI", (*routes, *control.routes(policy)), errors.write, errors=described, reference=messages.REFERENCE

@@ -73,6 +73,14 @@ async def invoke(server: TextServer, name: str, *values: float) -> Any:
     return response.json["predictions"] if response.status == 200 else response.status
 
 
+@pytest.mark.parametrize(("path", "is_there"), [("/metrics", True), ("/server/metrics", True), ("", False)])
+async def test_metrics_at_the_path_of_djl_serving(path: str, is_there: bool) -> None:
+    async with serve(ReverseModel, metrics_path=path) as server:
+        response = await server.request("GET", "/server/metrics?name[]=dragoman_model_ready")
+        assert response.status == (200 if is_there else 404)
+        assert (b"dragoman_model_ready{" in response.body) is is_there
+
+
 # --- by url --------------------------------------------------------------------------------------------------
 
 
