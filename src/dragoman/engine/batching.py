@@ -1,4 +1,18 @@
-"""Merge calls that are queued for a busy model into batches, and split the responses."""
+"""Merge calls that are queued for a busy model into batches, and split the responses.
+
+Without settings there is no timer: while a worker is idle a call is computed at once, and while all are busy calls
+wait in a queue for each group, whose members are alike but for their rows (`group_key`). A worker that becomes idle
+takes as many calls of the oldest group as a batch may have rows, so batches grow with the load. Two settings make an
+idle worker wait for more calls: `max_batch_wait_s`, and `batch_linger`, which adapts (`BatchDelay`). A batch that
+fails is computed again, each call alone, so that one call cannot fail others. Other rules for the order are in
+`scheduled_batching`, and batches of sequences in `sequence_pool`.
+
+    a call is   where                             when it is cancelled
+    at once     in its caller's task              the worker's computation is
+    queued      `Batcher._waiting`                it leaves the queue
+    in a batch  `Batcher._running`, `_Batch`      the computation is, if all calls of the batch are
+    answered    its future has an answer          nothing happens
+"""
 
 import asyncio
 import logging

@@ -1,4 +1,23 @@
-"""A pool of worker processes: one queue of calls for all replicas of a model, each restarted when it exits."""
+"""A pool of worker processes: one queue of calls for all replicas of a model, each restarted when it exits.
+
+A job waits in the queue of the pool until a replica has capacity (`_dispatch`): one that is idle, or that computes
+short calls and so may have one more waiting in its socket. `_choose` takes the replica that is expected to answer
+first, or for prompts one that has computed their beginning. The `Supervisor` starts and restarts the processes and
+detects those that hang; each is a `Replica`.
+
+    a replica  its jobs
+    runs       are sent to it
+    hangs      that wait are put back into the queue while the pool is ready; no more are sent to it unless all hang
+    leaves     are finished; no more are sent to it
+    has exited that it had begun fail, or are repeated if the model is idempotent; the others are put back
+
+    the pool is   calls
+    starting      are not made yet: the deployment is not ready
+    open          wait for a replica, also while none runs and one is being started
+    without any   are rejected: a launcher has brought no worker for `wait_s` (`_has_no_worker`)
+    given up      are rejected: the supervisor starts no more (`has_given_up`)
+    closed        are rejected: the model is unloading
+"""
 
 import asyncio
 import inspect

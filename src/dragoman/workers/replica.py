@@ -1,4 +1,19 @@
-"""Server-side handle of a replica: it has a worker process loaded with the model, and the jobs of that process."""
+"""Server-side handle of a replica: it has a worker process loaded with the model, and the jobs of that process.
+
+`start` launches the process, sends it the spec and waits until it has loaded the model. From then on a job is a frame
+to the process, and its answers are frames back (`_handle_frame`); `held` are the jobs that were sent and not
+answered, in order, of which a process without `async` code computes the first. The time of each call feeds an
+estimate, by which the pool chooses a replica.
+
+    the process is  known by                          then
+    launched        `_loaded` is pending              the spec was sent; steps of loading are reported
+    loaded          `_is_loaded`                      it takes jobs while `has_capacity`
+    unavailable     `unavailable` of a heartbeat      it takes jobs; the model is not ready
+    hung            `heartbeat.is_hung`               the pool sends it none unless all hang
+    leaving         `leaving`, by its own frame       it takes none, and is killed after the last one that it has
+    killed          `was_killed`                      a cancelled call went on for too long, or it has left
+    exited          `exited`, `exit_reason`           the pool deals with its jobs, and the supervisor starts another
+"""
 
 import asyncio
 import logging

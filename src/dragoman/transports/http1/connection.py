@@ -1,4 +1,24 @@
-"""One HTTP/1.1 connection: responds to requests in order, within its timeouts."""
+"""One HTTP/1.1 connection: responds to requests in order, within its timeouts.
+
+Nearly every read of a client that keeps its connection is one small request. `_respond_at_once` finds its headers in
+a cache, begins the request in the application and writes the response, without leaving `buffer_updated`. Everything
+else goes through the `RequestReader`: `_advance` takes one of its events after the other, the next request once the
+response to the last one is complete. A large request first waits for its turn (`LoopBudget`). A response that is not
+there at once is a coroutine, which `_run` makes a task of; meanwhile reading goes on until a little of the next
+requests is held.
+
+The stage says what the connection waits for while it responds to nothing, and so which timeout holds. While it
+responds (`_is_responding`) that is the writer's, for a client that reads nothing.
+
+    stage    waits for                         until
+    NEW      the first request                 its headers have begun, or it has been handled
+    IDLE     the next request                  its headers have begun
+    HEAD     the rest of headers               they are complete
+    BODY     the rest of a body                it is complete
+    LINGER   the client to read an error that  it disconnects
+             was sent before its body had come
+    GONE     nothing: it is closed
+"""
 
 import asyncio
 import logging
