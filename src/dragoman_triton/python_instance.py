@@ -247,7 +247,7 @@ def _record_start(batch: Sequence[PendingRequest]) -> None:
     for pending in batch:
         times = pending.context.get(current_call)
         if times is not None and not pending.executions:
-            times.start()
+            times.started_s = time.monotonic()
 
 
 def _check_responses(requests: Sequence[pb_utils.InferenceRequest], returned: Any, *, is_decoupled: bool) -> None:
