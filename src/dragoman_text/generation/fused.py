@@ -165,7 +165,7 @@ class LinearLayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """Weights of a layer; `input_norm` and `mlp_norm` contain their weights twice, for `_norm`."""
+    """Weights of a layer; on a CPU `input_norm` and `mlp_norm` contain their weights twice, for `_norm`."""
 
     input_norm: torch.Tensor
     qkv: LinearLayer
@@ -189,13 +189,18 @@ class FusedModel:
         self._linear = linear
         self._eps = float(model.config.rms_norm_eps)
         embed = model.model.embed_tokens.weight.detach()
-        self.embed = embed.clone() if embed.device.type == "cpu" else embed  # a copy, not the memory-mapped file
-        self._rotary_embedding, self.norm = model.model.rotary_emb, _repeat_weight(model.model.norm)
+        self.embed = embed.clone() if is_cpu(embed.device) else embed  # a copy, not the memory-mapped file
+        self._on_cpu = is_cpu(embed.device)
+        self._rotary_embedding, self.norm = model.model.rotary_emb, self._norm_weight(model.model.norm)
         attention = model.model.layers[0].self_attn
         self.head_size = int(attention.head_dim)
         self.kv_heads = attention.k_proj.out_features // self.head_size
         self.query_heads = attention.q_proj.out_features // self.head_size
         self.layers = [self._layer(layer, forms[i]) for i, layer in enumerate(model.model.layers)]
+        # On a GPU cosines and sines of all positions are read from a table: a dozen short kernels less in each step.
+        self._table = torch.empty(0)
+        if not self._on_cpu and has_fixed_rotary(model):
+            self._table = self.rotary_table(0, int(model.config.max_position_embeddings)).to(embed.dtype)
         self.head = linear(model.lm_head)
         self._min_rows = self.head.min_rows
 
@@ -222,17 +227,31 @@ class FusedModel:
     def rotary_table(self, start: int, stop: int) -> torch.Tensor:
         """Return cosines and signed sines of positions, [positions, 2, size], FP32."""
         positions = torch.arange(start, stop, device=self.embed.device)
-        return torch.stack(self._rotary(torch.zeros(len(positions), 1), positions), 1).flatten(2)
+        return torch.stack(self._compute_rotary(self.embed.new_zeros(1, dtype=torch.float32), positions), 1).flatten(2)
 
     def _norm(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Root mean square norm (Zhang and Sennrich 2019), with the weight repeated twice.
+        """Root mean square norm (Zhang and Sennrich 2019).
 
-        It equals the layer norm of [states, -states], whose mean is 0, for which PyTorch has one kernel.
+        It equals the layer norm of [states, -states], whose mean is 0, with the weight repeated: PyTorch has one kernel
+        for that on a CPU, and for the norm itself on a GPU.
         """
+        if not self._on_cpu:
+            return rms_norm(states, weight.shape, weight, self._eps)
         size = states.shape[-1]
         return layer_norm(torch.cat((states, -states), -1), weight.shape, weight, None, self._eps)[:, :size]
 
+    def _norm_weight(self, norm: Any) -> torch.Tensor:
+        weight: torch.Tensor = norm.weight.detach()
+        return torch.cat((weight, weight)) if self._on_cpu else weight
+
     def _rotary(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `_compute_rotary`, from the table if there is one."""
+        if not len(self._table):
+            return self._compute_rotary(states, positions)
+        cosine, sine = self._table[positions][:, :, None].unbind(1)
+        return cosine, sine
+
+    def _compute_rotary(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines [rows, 1, size], the first half of the sines negated.
 
         x is rotated by x * cosine + roll(x) * sine (Su et al. 2021).
@@ -266,16 +285,20 @@ class FusedModel:
     def _layer(self, layer: Any, form: AttentionForm) -> FusedLayer:
         attention, mlp = layer.self_attn, layer.mlp
         return FusedLayer(
-            _repeat_weight(layer.input_layernorm),
+            self._norm_weight(layer.input_layernorm),
             self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
             getattr(getattr(attention, "q_norm", None), "weight", None),
             getattr(getattr(attention, "k_norm", None), "weight", None),
             self._linear(attention.o_proj),
-            _repeat_weight(layer.post_attention_layernorm),
+            self._norm_weight(layer.post_attention_layernorm),
             self._linear(mlp.gate_proj, mlp.up_proj),
             self._linear(mlp.down_proj),
             form,
         )
+
+
+def is_cpu(device: torch.device) -> bool:
+    return device.type == "cpu"
 
 
 def is_supported(model: Any) -> bool:
@@ -321,8 +344,6 @@ class UnpackedLinear:
     product = forward
 
     def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        return added + self.product(rows)
-
-
-def _repeat_weight(norm: Any) -> torch.Tensor:
-    return torch.cat((norm.weight.detach(), norm.weight.detach()))
+        """Add the product to `added` in one operation and return it."""
+        output = added.addmm_(rows, self._weight.t())
+        return output if self._bias is None else output.add_(self._bias)

@@ -128,7 +128,7 @@ class GeneralRunner:
     all tokens again. Raises ModelFailed if they differ then, too.
     """
 
-    native = False
+    native = graphs = False
     batch_invariant = True  # one sequence after the other
     quantization = "none"
     prefill_chunk: int | None = 1 << 30  # prompts are computed whole: not all caches can be continued by several tokens

@@ -56,10 +56,11 @@ class EngineOptions(GrammarLimits):
     max_context: tokens of a prompt and its completion (0: as many as the model supports and memory holds).
     dtype: "auto", "float32", "bfloat16" or "float16". device: "auto", "cpu", "cuda" or "cuda:<number>".
     threads: CPU threads (0: the fastest number by measurement).
-    prefill_chunk: prompt tokens per step.
+    prefill_chunk: prompt tokens per step (0: 256, on a GPU 2048).
     prefix_cache: tokens in the prefix cache (-1: an eighth of the key-value cache; 0: none).
     cache_memory: GiB of the key-value cache (0: a quarter of the free memory, half on a GPU).
     packed: store weights in the layout of the CPU's kernels.
+    cuda_graphs: record decoding steps on a GPU as CUDA graphs.
     quantization: "none", "int8" or "int4": bits of a weight in memory, on a CPU with AVX2.
     speculative_tokens: maximum number of drafted tokens of a sequence per step (0: no speculative decoding).
     speculative_ngram: maximum number of last tokens that are searched for earlier in the text.
@@ -79,10 +80,11 @@ class EngineOptions(GrammarLimits):
     dtype: str = "auto"
     device: str = "auto"
     threads: int = 0
-    prefill_chunk: int = 256
+    prefill_chunk: int = 0
     prefix_cache: int = -1
     cache_memory: float = 0.0
     packed: bool = True
+    cuda_graphs: bool = True
     quantization: str = "none"
     speculative_tokens: int = 0
     speculative_ngram: int = 3
@@ -101,12 +103,14 @@ class EngineOptions(GrammarLimits):
     sanitize_control_tokens: bool = False
 
 
+# A CPU computes a prompt token in the time of a GPU's for ten or more; other sequences wait for a chunk.
+_PREFILL_CHUNK, _PREFILL_CHUNK_ON_GPU = 256, 2048
 _CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES), "quantization": tuple(QUANTIZATIONS)}
 _MINIMA: Mapping[str, float] = {
     "max_batch": 1,
     "max_context": 0,
     "threads": 0,
-    "prefill_chunk": 1,
+    "prefill_chunk": 0,
     "prefix_cache": -1,
     "cache_memory": 0,
     "speculative_tokens": 0,
@@ -202,6 +206,8 @@ def _engine(
     folder: Path, options: EngineOptions, store: AdapterStore
 ) -> tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    if not options.prefill_chunk:
+        options = replace(options, prefill_chunk=_PREFILL_CHUNK if device == "cpu" else _PREFILL_CHUNK_ON_GPU)
     runner, pretrained = _load_runner(folder, options, device)
     drafter = _load_draft_model(folder, options, runner)
     extra = 0 if drafter is None else drafter.bytes_per_token
@@ -256,6 +262,7 @@ def _runner_details(runner: Runner | GeneralRunner) -> Mapping[str, Any]:
         "device": str(runner.device),
         "machine_code": runner.native,
         "batch_invariant": runner.batch_invariant,
+        "cuda_graphs": runner.graphs,
         "quantization": runner.quantization,
         "forward": runner.forward,
         "model_type": str(runner.config.model_type),
@@ -307,7 +314,10 @@ def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Run
     own_code = own_code or depends_on_length(pretrained.config, options.max_context)
     for packed in () if own_code else dict.fromkeys((options.packed, False)):
         try:
-            return Runner(pretrained, packed=packed, quantization=options.quantization), pretrained
+            runner = Runner(
+                pretrained, packed=packed, quantization=options.quantization, cuda_graphs=options.cuda_graphs
+            )
+            return runner, pretrained
         except PackingFailed as error:
             log.info("weights of model type %s are not packed: %s", pretrained.config.model_type, error)
             pretrained = load_pretrained(folder, options.dtype, device)

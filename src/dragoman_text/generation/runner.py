@@ -43,6 +43,7 @@ from dragoman_text.generation.job import BatchRow
 from dragoman_text.generation.native.quantized import dequantize_layers
 from dragoman_text.generation.native.step import NativeStep, Unsupported, step_code
 from dragoman_text.generation.pretrained import TOLERANCE, Pretrained, UnsupportedArchitecture
+from dragoman_text.generation.step_graphs import Record, StepGraphs
 from dragoman_text.generation.threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
 
 log = logging.getLogger("dragoman.generation")
@@ -77,6 +78,7 @@ class Runner:
     batch_invariant: whether the logits of a sequence had the same bits alone and beside others at load.
     quantization: of `QUANTIZATIONS`; the logits are then compared with those of the rounded weights. Raises ModelFailed
     if the kernels cannot compute that.
+    cuda_graphs: record decoding steps on a GPU as CUDA graphs.
     """
 
     prefill_chunk: int | None = None
@@ -84,7 +86,9 @@ class Runner:
     is_encoder_decoder = False
     fixed_bytes = 0
 
-    def __init__(self, pretrained: Pretrained, *, packed: bool = True, quantization: str = "none") -> None:
+    def __init__(
+        self, pretrained: Pretrained, *, packed: bool = True, quantization: str = "none", cuda_graphs: bool = True
+    ) -> None:
         AttentionInterface.register(NAME, attention)
         AttentionInterface.register(CHECKED, attention)
         AttentionMaskInterface.register(CHECKED, record_mask)
@@ -93,6 +97,7 @@ class Runner:
         self.fused: FusedModel | None = None
         self._adaptive_threads: AdaptiveThreads | None = None
         self._native: StepFunction | None = None
+        self._graphs: StepGraphs | None = None
         self.model, self.config = pretrained.model, pretrained.config
         self.adapters = AdapterLayers(self.model, None, self.dtype, self.device, packed=False)
         self._merges = True
@@ -109,6 +114,21 @@ class Runner:
             self._check_packed(expected)
         self.batch_invariant = self._is_batch_invariant()
         self.adapters = AdapterLayers(self.model, self.fused, self.dtype, self.device, packed=self.packed)
+        if cuda_graphs and self.device.type == "cuda":
+            self.use_graphs()
+
+    def use_graphs(self, record: Record | None = None) -> None:
+        """Compute decoding steps with fixed shapes and record them; `record` replaces CUDA graphs."""
+
+        def forward(tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionFunction) -> torch.Tensor:
+            return self._forward(tokens, positions, 0, attention)
+
+        self._graphs = StepGraphs(forward, TOLERANCE[self.dtype], record)
+
+    @property
+    def graphs(self) -> bool:
+        """Whether decoding steps are recorded as CUDA graphs."""
+        return self._graphs is not None and self._graphs.works
 
     @property
     def bytes_per_token(self) -> int:
@@ -139,6 +159,12 @@ class Runner:
 
     def _run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
         """Compute the rows in PyTorch."""
+        if self._graphs is not None:
+            self.adapters.assign([""])
+            with torch.inference_mode():
+                logits = self._graphs.run(cache, rows)
+            if logits is not None:
+                return logits
         spans: list[SlotSpan] = []
         outputs: list[int] = []
         first = 0
@@ -156,7 +182,8 @@ class Runner:
         self.adapters.assign([row.adapter for row in rows for _ in row.tokens])
         with torch.inference_mode(), self._adaptive_threads or nullcontext():
             step = AttentionStep(cache, spans[:decoding], spans[decoding:], self._merges)
-            return self._forward(tokens, positions, outputs, step)
+            selected = self._tensor(outputs) if len(outputs) != len(tokens) else 0
+            return self._forward(self._tensor(tokens), self._tensor(positions), selected, step).float()
 
     def set_threads(self, count: int) -> int:
         """Set the number of threads; 0 for the fastest number, reduced while other processes need the cores.
@@ -184,23 +211,18 @@ class Runner:
         return time.perf_counter() - begin_s
 
     def _forward(
-        self, tokens: list[int], positions: list[int], outputs: list[int], step: AttentionFunction
+        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | int, step: AttentionFunction
     ) -> torch.Tensor:
-        rows = self._tensor(outputs) if len(outputs) != len(tokens) else 0
+        """Return the logits of these rows, of all if it is 0."""
         if self.fused is not None:
-            return self.fused(self._tensor(tokens), self._tensor(positions), rows, step).float()
+            return self.fused(tokens, positions, rows, step)
         selected = {"logits_to_keep": rows} if self._selects_logits else {}
         with use_attention(step):
-            output = self.model(
-                input_ids=self._tensor(tokens)[None],
-                position_ids=self._tensor(positions)[None],
-                use_cache=False,
-                **selected,
-            )
+            output = self.model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **selected)
         logits: torch.Tensor = output.logits[0]
         if not self._selects_logits and isinstance(rows, torch.Tensor):
             logits = logits[rows]
-        return logits.float()
+        return logits
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
@@ -216,7 +238,7 @@ class Runner:
         try:
             self.model.set_attn_implementation(CHECKED)
             with torch.inference_mode(), masks.record():
-                self._forward([0], [0], [0], shapes)
+                self._forward(self._tensor([0]), self._tensor([0]), 0, shapes)
             self.shape = shapes.shape(self.config.num_hidden_layers)
             masks.compare(shapes.forms)
             self.model.set_attn_implementation(NAME)
