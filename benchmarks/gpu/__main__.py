@@ -217,8 +217,9 @@ def _run(command: Sequence[str], target: Path, environment: Mapping[str, str], l
     else:
         found["failed"] = f"it took more than {limit_s:.0f} s" if code is None else f"it ended with the status {code}"
     found["took_s"] = round(time.monotonic() - began_s, 1)
-    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
-    found["last_lines"] = [line[:300] for line in lines[-_LAST_LINES:]]
+    if "failed" in found:
+        lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+        found["last_lines"] = [line[:300] for line in lines[-_LAST_LINES:]]
     return found
 
 
@@ -249,8 +250,9 @@ def _texts_table(parts: Mapping[str, Any]) -> list[str]:
     ]
     for dtype in ("float32", "bfloat16"):
         for name, row in parts.get(f"texts-{dtype}", {}).get("texts", {}).items():
-            cells = [row.get(key, "") for key in ("equal", "rounding", "wrong", "forward", "cuda_graphs")]
-            lines.append(f"| {name} | {dtype} | " + " | ".join(map(str, cells)) + f" | {row.get('error', '')}")
+            cells = [row.get(key, "") for key in ("equal", "rounding", "wrong")]
+            cells += [row.get("error") or row.get("forward", ""), row.get("cuda_graphs", "")]
+            lines.append(f"| {name} | {dtype} | " + " | ".join(map(str, cells)) + " |")
     return lines
 
 

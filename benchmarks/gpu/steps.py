@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.device import seconds
-from dragoman_text.generation import sampler
+from dragoman_text.generation import gpu, sampler
 from dragoman_text.generation.cache import KeyValueCache
 from dragoman_text.generation.job import BatchRow
 from dragoman_text.generation.pretrained import load_pretrained
@@ -41,7 +41,14 @@ def measure(folder: Path, device: str, clients: Sequence[int], *, graphs: bool, 
             profile = _kernels(step)
         cache.release()
     sizes = [each.nbytes for each in _weights(runner)]
-    return {"graphs": runner.graphs, "rows": rows, "kernels": profile, "weight_bytes": sum(sizes)}
+    own_kernels = gpu.kernels(runner.device, runner.dtype) is not None
+    return {
+        "graphs": runner.graphs,
+        "triton": own_kernels,
+        "rows": rows,
+        "kernels": profile,
+        "weight_bytes": sum(sizes),
+    }
 
 
 def _greedy() -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from dragoman_text.generation import gpu
 from dragoman_text.generation.cache import LENGTH_STEP, CacheShape, KeyValueCache, round_up
 from dragoman_text.generation.pretrained import UnsupportedArchitecture
 from dragoman_text.generation.rounding import cancelling
@@ -232,6 +233,18 @@ def can_merge(shape: CacheShape, query_heads: int, dtype: torch.dtype) -> bool:
     )
 
 
+def write_tokens(
+    keys: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> None:
+    """Write keys and values [rows, heads, size] to rows `indices` [rows, heads] of a layer's flat cache."""
+    kernels = gpu.kernels(keys.device, keys.dtype)
+    if kernels is not None:
+        kernels.store(key, value, keys, values, indices)
+        return
+    keys[indices] = key
+    values[indices] = value
+
+
 def _merge_heads(cached: torch.Tensor) -> torch.Tensor:
     """Reshape [layers, slots, heads, length, size] to [layers, slots * heads, length, size]."""
     return cached.view(len(cached), -1, *cached.shape[3:])
@@ -305,8 +318,7 @@ class AttentionStep:
     def __call__(
         self, layer: int, form: AttentionForm, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        self._keys[layer][self.indices] = key
-        self._values[layer][self.indices] = value
+        write_tokens(self._keys[layer], self._values[layer], self.indices, key, value)
         if self._blocks is not None and not self.chunks:
             return self._decode(self._blocks, layer, form, query)
         output, separate = query.new_empty(*query.shape[:2], value.shape[-1]), self.chunks

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import layer_norm, linear, rms_norm, silu
 
+from dragoman_text.generation import gpu
 from dragoman_text.generation.attention import AttentionForm, AttentionFunction
 from dragoman_text.generation.rounding import cancelling
 from dragoman_text.generation.threads import MAX_THREADS
@@ -190,7 +191,7 @@ class FusedModel:
         self._eps = float(model.config.rms_norm_eps)
         embed = model.model.embed_tokens.weight.detach()
         self.embed = embed.clone() if is_cpu(embed.device) else embed  # a copy, not the memory-mapped file
-        self._on_cpu = is_cpu(embed.device)
+        self._on_cpu, self._kernels = is_cpu(embed.device), gpu.kernels(embed.device, embed.dtype)
         self._rotary_embedding, self.norm = model.model.rotary_emb, self._norm_weight(model.model.norm)
         attention = model.model.layers[0].self_attn
         self.head_size = int(attention.head_dim)
@@ -214,20 +215,20 @@ class FusedModel:
         if repeated is not None:
             tokens, positions = tokens[repeated], positions[repeated]
         states = self.embed[tokens]
-        cosine, sine = self._rotary(states, positions)
+        rotary = self._rotary(states, positions)
         for number, layer in enumerate(self.layers):
             qkv = layer.qkv.product(self._norm(states, layer.input_norm))
-            attended = self._attend(layer, number, qkv, cosine, sine, step, count)
+            attended = self._attend(layer, number, qkv, rotary, step, count)
             states = layer.out.plus(attended if repeated is None else attended[repeated], states)
-            gate, up = layer.gate_up.product(self._norm(states, layer.mlp_norm)).chunk(2, -1)
-            states = layer.down.plus(silu(gate) * up, states)
+            gate_up = layer.gate_up.product(self._norm(states, layer.mlp_norm))
+            states = layer.down.plus(self._gated(gate_up), states)
         states = states[outputs] if isinstance(outputs, torch.Tensor) else states[:count]
         return self.head.forward(self._norm(states, self.norm))
 
     def rotary_table(self, start: int, stop: int) -> torch.Tensor:
         """Return cosines and signed sines of positions, [positions, 2, size], FP32."""
         positions = torch.arange(start, stop, device=self.embed.device)
-        return torch.stack(self._compute_rotary(self.embed.new_zeros(1, dtype=torch.float32), positions), 1).flatten(2)
+        return self._compute_rotary(self.embed.new_zeros(1, dtype=torch.float32), positions)
 
     def _norm(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Root mean square norm (Zhang and Sennrich 2019).
@@ -235,52 +236,68 @@ class FusedModel:
         It equals the layer norm of [states, -states], whose mean is 0, with the weight repeated: PyTorch has one kernel
         for that on a CPU, and for the norm itself on a GPU.
         """
+        if self._kernels is not None:
+            output: torch.Tensor = self._kernels.rms_norm(states, weight, self._eps)
+            return output
         if not self._on_cpu:
             return rms_norm(states, weight.shape, weight, self._eps)
         size = states.shape[-1]
         return layer_norm(torch.cat((states, -states), -1), weight.shape, weight, None, self._eps)[:, :size]
 
+    def _gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if self._kernels is not None:
+            output: torch.Tensor = self._kernels.gated(gate_up)
+            return output
+        gate, up = gate_up.chunk(2, -1)
+        return silu(gate) * up
+
     def _norm_weight(self, norm: Any) -> torch.Tensor:
         weight: torch.Tensor = norm.weight.detach()
         return torch.cat((weight, weight)) if self._on_cpu else weight
 
-    def _rotary(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rotary(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return `_compute_rotary`, from the table if there is one."""
-        if not len(self._table):
-            return self._compute_rotary(states, positions)
-        cosine, sine = self._table[positions][:, :, None].unbind(1)
-        return cosine, sine
+        return self._table[positions] if len(self._table) else self._compute_rotary(states, positions)
 
-    def _compute_rotary(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines [rows, 1, size], the first half of the sines negated.
+    def _compute_rotary(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return cosines and sines [rows, 2, size], the first half of the sines negated.
 
         x is rotated by x * cosine + roll(x) * sine (Su et al. 2021).
         """
         cosine, sine = self._rotary_embedding(states[None], positions[None])
         half = self.head_size // 2
         signed = torch.cat((-sine[..., :half], sine[..., half:]), -1)
-        return cosine[0][:, None], signed[0][:, None]
+        return torch.stack((cosine[0], signed[0]), 1)
 
     def _attend(
         self,
         layer: FusedLayer,
         number: int,
         qkv: torch.Tensor,
-        cosine: torch.Tensor,
-        sine: torch.Tensor,
+        rotary: torch.Tensor,
         step: AttentionFunction,
         count: int,
     ) -> torch.Tensor:
         """Return the attention output of the first `count` rows."""
         qkv = qkv.view(len(qkv), -1, self.head_size)
-        rotating, value = qkv[:, : self.query_heads + self.kv_heads], qkv[:count, self.query_heads + self.kv_heads :]
+        rotated = self._rotate(layer, qkv, rotary)
+        query, key = rotated[:count, : self.query_heads], rotated[:count, self.query_heads :]
+        value = qkv[:count, self.query_heads + self.kv_heads :]
+        return step(number, layer.form, query, key, value).reshape(count, -1)
+
+    def _rotate(self, layer: FusedLayer, qkv: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
+        """Return the rotated queries and keys of all rows, after their norms, if the layer has some."""
+        heads, norms = self.query_heads + self.kv_heads, (layer.query_norm, layer.key_norm)
+        if self._kernels is not None:
+            self._kernels.rotate(qkv, rotary, heads, self.query_heads, norms, self._eps)
+            return qkv[:, :heads]
+        rotating = qkv[:, :heads]
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = rotating[:, : self.query_heads], rotating[:, self.query_heads :]
             query = rms_norm(query, query.shape[-1:], layer.query_norm, self._eps)
             rotating = torch.cat((query, rms_norm(key, key.shape[-1:], layer.key_norm, self._eps)), 1)
-        rotated = torch.addcmul(rotating * cosine, rotating.roll(self.head_size // 2, -1), sine)
-        query, key = rotated[:count, : self.query_heads], rotated[:count, self.query_heads :]
-        return step(number, layer.form, query, key, value).reshape(count, -1)
+        cosine, sine = rotary[:, :1], rotary[:, 1:]
+        return torch.addcmul(rotating * cosine, rotating.roll(self.head_size // 2, -1), sine)
 
     def _layer(self, layer: Any, form: AttentionForm) -> FusedLayer:
         attention, mlp = layer.self_attn, layer.mlp

@@ -208,6 +208,8 @@ def _engine(
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     if not options.prefill_chunk:
         options = replace(options, prefill_chunk=_PREFILL_CHUNK if device == "cpu" else _PREFILL_CHUNK_ON_GPU)
+    if number := torch.device(device).index:
+        torch.cuda.set_device(number)  # of this thread, which computes
     runner, pretrained = _load_runner(folder, options, device)
     drafter = _load_draft_model(folder, options, runner)
     extra = 0 if drafter is None else drafter.bytes_per_token

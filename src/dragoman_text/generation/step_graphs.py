@@ -12,7 +12,7 @@ from weakref import ref
 import numpy as np
 import torch
 
-from dragoman_text.generation.attention import AttentionForm, AttentionFunction, CacheBlocks
+from dragoman_text.generation.attention import AttentionForm, AttentionFunction, CacheBlocks, write_tokens
 from dragoman_text.generation.cache import KeyValueCache
 from dragoman_text.generation.job import BatchRow
 
@@ -56,8 +56,7 @@ class FixedAttention:
     def __call__(
         self, layer: int, form: AttentionForm, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        self._keys[layer][self._indices] = key
-        self._values[layer][self._indices] = value
+        write_tokens(self._keys[layer], self._values[layer], self._indices, key, value)
         if form.window not in self._masks:
             self._masks[form.window] = self._mask(form.window)
         output = self._blocks.attend(layer, form, query, self._masks[form.window])
