@@ -51,7 +51,8 @@ async def test_unknown_paths_and_methods(method: str, path: str, status: int, ke
 async def test_server_logging_is_not_a_path() -> None:
     async with serve() as server:
         response = await server.request("GET", "/server/logging")
-        assert (response.status, response.body) == (404, b"no such path: /server/logging")
+        body = {"code": 404, "type": "ResourceNotFoundException", "message": "no such path: /server/logging"}
+        assert (response.status, response.json) == (404, body)
 
 
 _UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
