@@ -189,9 +189,9 @@ class FusedModel:
     def __init__(self, model: Any, forms: Mapping[int, AttentionForm], linear: Callable[..., LinearLayer]) -> None:
         self._linear = linear
         self._eps = float(model.config.rms_norm_eps)
-        embed = model.model.embed_tokens.weight.detach()
-        self.embed = embed.clone() if is_cpu(embed.device) else embed  # a copy, not the memory-mapped file
-        self._on_cpu, self._kernels = is_cpu(embed.device), gpu.kernels(embed.device, embed.dtype)
+        self.embed = _embedding(model.model.embed_tokens)
+        device, dtype = model.model.norm.weight.device, model.model.norm.weight.dtype
+        self._on_cpu, self._kernels = is_cpu(device), gpu.kernels(device, dtype)
         self._rotary_embedding, self.norm = model.model.rotary_emb, self._norm_weight(model.model.norm)
         attention = model.model.layers[0].self_attn
         self.head_size = int(attention.head_dim)
@@ -201,7 +201,7 @@ class FusedModel:
         # On a GPU cosines and sines of all positions are read from a table: a dozen short kernels less in each step.
         self._table = torch.empty(0)
         if not self._on_cpu and has_fixed_rotary(model):
-            self._table = self.rotary_table(0, int(model.config.max_position_embeddings)).to(embed.dtype)
+            self._table = self.rotary_table(0, int(model.config.max_position_embeddings)).to(dtype)
         self.head = linear(model.lm_head)
         self._min_rows = self.head.min_rows
 
@@ -214,7 +214,7 @@ class FusedModel:
         repeated = torch.arange(self._min_rows) % count if count < self._min_rows else None
         if repeated is not None:
             tokens, positions = tokens[repeated], positions[repeated]
-        states = self.embed[tokens]
+        states = self.embed(tokens)
         rotary = self._rotary(states, positions)
         for number, layer in enumerate(self.layers):
             qkv = layer.qkv.product(self._norm(states, layer.input_norm))
@@ -227,8 +227,8 @@ class FusedModel:
 
     def rotary_table(self, start: int, stop: int) -> torch.Tensor:
         """Return cosines and signed sines of positions, [positions, 2, size], FP32."""
-        positions = torch.arange(start, stop, device=self.embed.device)
-        return self._compute_rotary(self.embed.new_zeros(1, dtype=torch.float32), positions)
+        positions = torch.arange(start, stop, device=self.norm.device)
+        return self._compute_rotary(self.norm.new_zeros(1, dtype=torch.float32), positions)
 
     def _norm(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Root mean square norm (Zhang and Sennrich 2019).
@@ -364,3 +364,12 @@ class UnpackedLinear:
         """Add the product to `added` in one operation and return it."""
         output = added.addmm_(rows, self._weight.t())
         return output if self._bias is None else output.add_(self._bias)
+
+
+def _embedding(layer: Any) -> Any:
+    """Return the embedding of tokens as a module."""
+    if not isinstance(layer, nn.Embedding):
+        return layer
+    weight = layer.weight.detach()
+    copied = weight.clone() if is_cpu(weight.device) else weight  # not the memory-mapped file
+    return nn.Embedding.from_pretrained(copied)  # type: ignore[no-untyped-call]

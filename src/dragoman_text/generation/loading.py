@@ -311,7 +311,7 @@ def _speculation(options: EngineOptions, drafter: Runner | None, budget: int) ->
 
 def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Runner | GeneralRunner, Pretrained]:
     """Load the model with our attention if that gives the logits of the model's own code, else with its own code."""
-    pretrained = load_pretrained(folder, options.dtype, device)
+    pretrained = load_pretrained(folder, options.dtype, device, maps=options.quantization == "none")
     own_code = pretrained.is_encoder_decoder or pretrained.has_vision
     own_code = own_code or depends_on_length(pretrained.config, options.max_context)
     for packed in () if own_code else dict.fromkeys((options.packed, False)):

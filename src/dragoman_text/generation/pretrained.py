@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -22,6 +22,9 @@ from dragoman.system.load_steps import report_step
 from dragoman_text.generation import quantized_files
 from dragoman_text.generation.gguf_file import GgufFile
 
+if TYPE_CHECKING:
+    from dragoman_text.generation.gguf_model import BlockKernels
+
 log = logging.getLogger("dragoman.generation")
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -31,6 +34,8 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 # Maximum difference of logits by rounding, relative to the largest logit.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+# Of mapped weights, whose products round activations to 8 bits: the last bit of one may decide how it is rounded.
+_MAPPED_TOLERANCE = 0.1
 # Names of the context length in configurations.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -49,6 +54,7 @@ class Pretrained:
     config: that of the decoder. has_vision: prompts may have images.
     forced_bos: first token of every completion of an encoder-decoder model.
     parameters: their number. file_format, file_quantization: of the weights in the files, "" if unknown.
+    mapped: the kernels that multiply with the weights in a GGUF file, None if the weights are in memory.
     """
 
     model: Any
@@ -60,6 +66,12 @@ class Pretrained:
     parameters: int = 0
     file_format: str = ""
     file_quantization: str = ""
+    mapped: "BlockKernels | None" = None
+
+    @property
+    def tolerance(self) -> float:
+        """Maximum difference of logits by rounding, relative to the largest logit."""
+        return TOLERANCE[self.dtype] if self.mapped is None else _MAPPED_TOLERANCE
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -76,9 +88,14 @@ class Pretrained:
         return self.context or _DEFAULT_CONTEXT
 
 
-def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
-    """Load the weights of a folder or a GGUF file. Raises ModelFailed if some are missing."""
+def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = False) -> Pretrained:
+    """Load the weights of a folder or a GGUF file. Raises ModelFailed if some are missing.
+
+    maps: leave the weights in a GGUF file if the kernels can multiply with them; else they are converted.
+    """
     device = torch.device(device_name)
+    if maps and folder.is_file() and (mapped := _map(folder, dtype, device)):
+        return mapped
     inside: dict[str, Any] = {}
     file_format, file_quantization = "safetensors", ""
     if folder.is_file():
@@ -131,6 +148,30 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
         sum(each.numel() for each in model.parameters()),
         file_format,
         file_quantization,
+    )
+
+
+def _map(path: Path, dtype: str, device: torch.device) -> Pretrained | None:
+    """Return the model of a GGUF file whose weights stay in the file; None, with a line in the log, if they cannot."""
+    from dragoman_text.generation.gguf_model import NotMapped, load_mapped, parameters
+
+    report_step("mapping weights")
+    try:
+        if device.type != "cpu" or dtype not in ("auto", "float32"):
+            raise NotMapped(f"expected the device cpu and dtype auto or float32, got {device.type} and {dtype}")
+        model, kernels = load_mapped(path)
+    except NotMapped as error:
+        log.info("weights of %s are converted in memory, not used as they are in the file: %s", path.name, error)
+        return None
+    return Pretrained(
+        model,
+        model.config,
+        torch.float32,
+        device,
+        parameters=sum(parameters(model)),
+        file_format="gguf",
+        file_quantization=kernels.file.quantization,
+        mapped=kernels,
     )
 
 

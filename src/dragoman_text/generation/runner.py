@@ -32,6 +32,7 @@ from dragoman_text.generation.cache import KeyValueCache
 from dragoman_text.generation.fused import (
     ARCHITECTURES,
     FusedModel,
+    LinearLayer,
     UnpackedLinear,
     can_pack,
     is_supported,
@@ -42,7 +43,7 @@ from dragoman_text.generation.general import check_tokens
 from dragoman_text.generation.job import BatchRow
 from dragoman_text.generation.native.quantized import dequantize_layers
 from dragoman_text.generation.native.step import NativeStep, Unsupported, step_code
-from dragoman_text.generation.pretrained import TOLERANCE, Pretrained, UnsupportedArchitecture
+from dragoman_text.generation.pretrained import Pretrained, UnsupportedArchitecture
 from dragoman_text.generation.step_graphs import Record, StepGraphs
 from dragoman_text.generation.threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
 
@@ -93,6 +94,7 @@ class Runner:
         AttentionInterface.register(CHECKED, attention)
         AttentionMaskInterface.register(CHECKED, record_mask)
         self.device, self.dtype = pretrained.device, pretrained.dtype
+        self._mapped, self._tolerance = pretrained.mapped, pretrained.tolerance
         self.quantization, self._bits = quantization, QUANTIZATIONS[quantization]
         self.fused: FusedModel | None = None
         self._adaptive_threads: AdaptiveThreads | None = None
@@ -197,6 +199,8 @@ class Runner:
 
     def _use_threads(self, threads: int) -> None:
         torch.set_num_threads(threads)
+        if self._mapped is not None:
+            self._mapped.threads = threads
         if self._native is not None:
             self._native.threads = threads
 
@@ -258,14 +262,22 @@ class Runner:
             return
         if not self.packed:
             self._use_pytorch("weights are not packed (a GPU, `packed = false`, or a dtype without kernels)")
-        if not (self.packed and self._use_native(shapes.forms, expected)):
-            self.fused = FusedModel(self.model, shapes.forms, pack_layers if self.packed else UnpackedLinear)
+        if self._mapped is not None or not (self.packed and self._use_native(shapes.forms, expected)):
+            self.fused = FusedModel(self.model, shapes.forms, self._join_layers())
             if not self.agrees(expected, "the fused forward pass"):
                 self.fused = None
                 return
         # Frees the loaded weights, which the fused model has copied or still refers to.
         self.model.model.layers = torch.nn.ModuleList()
         del self.model.model.embed_tokens, self.model.model.norm, self.model.lm_head
+
+    def _join_layers(self) -> Callable[..., LinearLayer]:
+        """Return the function that makes one layer of several with the same input."""
+        if self._mapped is not None:
+            from dragoman_text.generation.gguf_model import join
+
+            return join
+        return pack_layers if self.packed else UnpackedLinear
 
     def _use_native(self, forms: Mapping[int, AttentionForm], expected: torch.Tensor) -> bool:
         """Use the kernels if there are any and give the same logits, as their layers do in PyTorch; log why not."""
@@ -373,7 +385,7 @@ class Runner:
     def agrees(self, expected: torch.Tensor, name: str) -> bool:
         """Return whether the current implementation gives the logits of the model's own code; log if not."""
         error = float((self._sample_logits() - expected).abs().max() / expected.abs().max())
-        if not error < TOLERANCE[self.dtype]:
+        if not error < self._tolerance:
             log.warning("%s differs by %.2g from the model's own code and is not used", name, error)
             return False
         return True

@@ -9,12 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from dragoman.core.errors import InvalidInput, ModelFailed, TooLong
 from dragoman.core.text import Chat, InfillPrompt, Prompt, RawPrompt, Token, TokenSpan
 from dragoman.system.load_steps import report_step
 from dragoman_text.generation.chat_template import ChatTemplate, Piece
+from dragoman_text.generation.gguf_file import GgufFile
 from dragoman_text.generation.memory import release_memory
 from dragoman_text.generation.vision import NO_FEATURES, Features, VisionProcessor
 
@@ -126,6 +127,15 @@ _INFILL = (
 _BEFORE = 6
 
 
+# Classes of the tokenizers in GGUF files by architecture. AutoTokenizer finds the same ones, but reads each string of
+# the file several times for that, which takes seconds.
+_GGUF_TOKENIZERS: Mapping[str, Any] = {
+    "llama": PreTrainedTokenizerFast,
+    "qwen2": Qwen2Tokenizer,
+    "qwen3": Qwen2Tokenizer,
+}
+
+
 class Vocabulary:
     """Tokenizer of one model. size: number of logits. context: maximum number of tokens, 0 if not set.
     vision: the processor of images, None if the model has no vision.
@@ -138,13 +148,8 @@ class Vocabulary:
     def __init__(
         self, folder: Path, size: int, vision: VisionProcessor | None = None, *, sanitizes: bool = False
     ) -> None:
-        folder, inside = (folder.parent, {"gguf_file": folder.name}) if folder.is_file() else (folder, {})
-        if (folder / "tokenizer.json").is_file():
-            inside = {}
         report_step("reading the tokenizer")
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, **inside
-        )
+        self.tokenizer: Any = _load_tokenizer(folder)
         self.vision = vision
         self.size = size
         self.context = 0
@@ -466,3 +471,15 @@ def _as_bytes(word: str) -> bytes:
     if all(character in _BYTES for character in word):
         return bytes(_BYTES[character] for character in word)
     return word.encode()
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder, or of a GGUF file."""
+    loader: Any = AutoTokenizer
+    inside: dict[str, str] = {}
+    if folder.is_file():
+        file, folder = folder, folder.parent
+        if not (folder / "tokenizer.json").is_file():
+            inside = {"gguf_file": file.name}
+            loader = _GGUF_TOKENIZERS.get(str(GgufFile(file).metadata.get("general.architecture")), AutoTokenizer)
+    return loader.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)

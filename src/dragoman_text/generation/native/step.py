@@ -60,7 +60,7 @@ class NativeStep:
         """Write keys and values of the rows' tokens to the cache; return logits [wanted, vocabulary], FP32."""
         config, threads = self._config, self.threads
         tokens, outputs, runs = _flatten(rows, config.run_rows)
-        _check_bounds(tokens, (len(self._fused.embed), cache.length, cache.slots))
+        _check_bounds(tokens, (self._fused.embed.num_embeddings, cache.length, cache.slots))
         self._reserve(tokens.shape[1], cache.length, threads)
         counters = np.zeros(counter_count(config.layers) * COUNTER_BYTES, np.uint8)
         logits = torch.empty(len(outputs), pad(config.vocabulary))
@@ -126,7 +126,7 @@ class NativeStep:
             config.hidden,
             config.intermediate,
             ctypes.addressof(self._layers),
-            self._fused.embed.data_ptr(),
+            self._fused.embed.weight.data_ptr(),
             self._norm,
             self._head,
             self._rotary.data_ptr(),

@@ -11,8 +11,11 @@ import torch
 from benchmarks import architectures
 
 from dragoman.core.errors import ModelFailed
+from dragoman.core.text_engine_calls import ResetPrefixCache
+from dragoman_text.generation.gguf_model import NotMapped, load_mapped
 from dragoman_text.runtimes.llm.model import LanguageModel
 from features.text.generation.helpers import ids, load_model, text
+from features.text.generation.test_generation_gguf_file import content, key, tensor
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
@@ -29,6 +32,8 @@ LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -59,13 +64,15 @@ def quantize(values: Any, kind: str) -> Any:
     return blocks.reshape(rows, -1)
 
 
-def write_file(path: Path, model: Any, kind: str = "F32") -> dict[str, torch.Tensor]:
-    """Write a Llama as llama.cpp does: rows of queries and keys in pairs, as its rotary embedding reads them.
+def write_file(path: Path, model: Any, kind: str = "F32", **more: Any) -> dict[str, torch.Tensor]:
+    """Write a decoder as llama.cpp does: rows of a Llama's queries and keys in pairs, as it rotates them.
 
-    Matrices are quantized as `kind`. Returns the weights that the file represents.
+    Matrices are quantized as `kind`. more: further tensors. Returns the weights that the file represents.
     """
-    type_, weights = gguf.GGMLQuantizationType[kind], {}
-    config, writer = model.config, gguf.GGUFWriter(str(path), "llama")
+    type_ = gguf.GGMLQuantizationType[kind]
+    weights: dict[str, torch.Tensor] = {}
+    config, writer = model.config, gguf.GGUFWriter(str(path), model.config.model_type)
+    has_pairs = config.model_type == "llama"
     if kind in FILE_TYPES:
         writer.add_array("general.tags", ["a", "b"])
         writer.add_file_type(FILE_TYPES[kind])
@@ -76,7 +83,11 @@ def write_file(path: Path, model: Any, kind: str = "F32") -> dict[str, torch.Ten
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(config.head_dim)
+    if has_pairs:
+        writer.add_rope_dimension_count(config.head_dim)
+    else:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
@@ -85,12 +96,18 @@ def write_file(path: Path, model: Any, kind: str = "F32") -> dict[str, torch.Ten
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    for name, values in more.items():
+        writer.add_tensor(f"{name}.weight", values)
     for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            weights[name] = weights["model.embed_tokens.weight"]
+            continue
         values, written = weight.numpy(), NAMES.get(name)
         if written is None:
-            _, _, number, layer = name.removesuffix(".weight").split(".", 3)
-            written = f"blk.{number}.{LAYER[layer]}.weight"
-            if written.endswith(("attn_q.weight", "attn_k.weight")):
+            _, _, number, parameter = name.split(".", 3)
+            layer, _, suffix = parameter.rpartition(".")
+            written = f"blk.{number}.{LAYER[layer]}.{suffix}"
+            if has_pairs and written.endswith(("attn_q.weight", "attn_k.weight")):
                 pairs = values.reshape(-1, 2, config.head_dim // 2, values.shape[1])
                 values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
         if values.ndim == 1 or kind == "F32":
@@ -99,7 +116,7 @@ def write_file(path: Path, model: Any, kind: str = "F32") -> dict[str, torch.Ten
             blocks = quantize(values, kind)
             writer.add_tensor(written, blocks, raw_dtype=type_)
             values = gguf.quants.dequantize(blocks, type_).reshape(values.shape)
-        if written.endswith(("attn_q.weight", "attn_k.weight")):
+        if has_pairs and written.endswith(("attn_q.weight", "attn_k.weight")):
             pairs = values.reshape(-1, config.head_dim // 2, 2, values.shape[1])
             values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
         weights[name] = torch.from_numpy(values)
@@ -138,19 +155,169 @@ async def test_completions_equal_those_of_the_original(model: LanguageModel, ori
     assert model.details()["parameters"] == original.num_parameters()
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
-async def test_quantized_weights(kind: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
-    reference = architectures.save_model(tmp_path, "llama", tie_word_embeddings=False, **sizes)
-    reference.load_state_dict(write_file(tmp_path / "tiny.gguf", reference, kind))
-    prompt = tuple(range(10, 30))
+SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4}
+PROMPT = tuple(range(10, 30))
+
+
+def quantized_model(folder: Path, kind: str, model_type: str = "llama", **options: Any) -> Any:
+    """Write a.gguf, and return the model of transformers with its dequantized weights, in FP32."""
+    reference = architectures.save_model(folder, model_type, **{"tie_word_embeddings": False, **SIZES, **options})
+    reference.load_state_dict(write_file(folder / "a.gguf", reference, kind))
+    return reference
+
+
+def round_activations(_: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    """Round the inputs of a layer as the kernels do: to 8 bits, with one scale for each 32."""
+    groups = inputs[0].reshape(*inputs[0].shape[:-1], -1, 32)
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    return (((groups / scales).round() * scales).flatten(-2),)
+
+
+def generate(reference: Any, *, rounds: bool = True) -> list[int]:
+    """Return the greedy text of a model of transformers."""
+    layers = [each for each in reference.modules() if isinstance(each, torch.nn.Linear)] if rounds else []
+    hooks = [each.register_forward_pre_hook(round_activations) for each in layers]
     with torch.inference_mode():
-        expected = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
-    model = load_model(tmp_path / "tiny.gguf")
-    assert ids(await text(model, prompt, max_new_tokens=12, ignore_eos=True)) == expected[0, 20:].tolist()
-    stated = {"Q4_K": "Q4_K_M", "Q6_K": ""}.get(kind, kind)
+        tokens = reference.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    for hook in hooks:
+        hook.remove()
+    return list(tokens[0, len(PROMPT) :].tolist())
+
+
+# Difference of two logits by rounding activations, relative to the largest logit (docs/text-generation.md).
+BOUND = 0.1
+
+
+def assert_greedy(reference: Any, generated: list[int]) -> None:
+    """The text is that of the reference whose activations are rounded. In FP32, each token has the largest logit, or
+    one that is smaller by less than the bound."""
+    assert generated == generate(reference)
+    with torch.inference_mode():
+        logits = reference(torch.tensor([[*PROMPT, *generated]])).logits[0, len(PROMPT) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(generated)[:, None])[:, 0]
+    assert float((logits.max(1).values - chosen).max()) < BOUND * float(logits.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q6_K"])
+async def test_quantized_weights(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dragoman.generation")
+    reference = quantized_model(tmp_path, kind)
+    model = load_model(tmp_path / "a.gguf")
+    assert_greedy(reference, ids(await text(model, PROMPT, max_new_tokens=12, ignore_eos=True)))
+    stated = {"Q4_K": "Q4_K_M", "Q4_1": "", "Q5_1": "", "Q6_K": ""}.get(kind, kind)
     assert model.details()["file_quantization"] == stated
+    assert model.details()["parameters"] == reference.num_parameters()
+    assert "converted" not in caplog.text
     await model.close()
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+async def test_architectures(model_type: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A tied head is the embedding's tensor."""
+    caplog.set_level("INFO", "dragoman.generation")
+    reference = quantized_model(tmp_path, "Q8_0", model_type, tie_word_embeddings=True)
+    model = load_model(tmp_path / "a.gguf")
+    assert_greedy(reference, ids(await text(model, PROMPT, max_new_tokens=12, ignore_eos=True)))
+    assert model.details()["parameters"] == reference.num_parameters()
+    assert "converted" not in caplog.text
+    await model.close()
+
+
+async def test_frequencies_of_the_rotary_embedding(tmp_path: Path) -> None:
+    """Llama 3.1's files have factors for them."""
+    reference = architectures.save_model(tmp_path, "llama", tie_word_embeddings=False, **SIZES)
+    factors = np.linspace(1, 8, 32, dtype=np.float32)
+    write_file(tmp_path / "a.gguf", reference, rope_freqs=factors)
+    unchanged = generate(reference, rounds=False)
+    reference.model.rotary_emb.inv_freq /= torch.from_numpy(factors)
+    expected = generate(reference, rounds=False)
+    model = load_model(tmp_path / "a.gguf")
+    assert ids(await text(model, PROMPT, max_new_tokens=12, ignore_eos=True)) == expected
+    assert expected != unchanged
+    await model.close()
+
+
+def test_a_tensor_without_a_place(tmp_path: Path) -> None:
+    reference = architectures.save_model(tmp_path, "llama", tie_word_embeddings=False, **SIZES)
+    write_file(tmp_path / "a.gguf", reference, "Q8_0", extra=np.ones(3, np.float32))
+    with pytest.raises(NotMapped, match=r"tensor 'extra.weight' has no place in the architecture llama"):
+        load_mapped(tmp_path / "a.gguf")
+
+
+async def test_the_same_text_in_any_batch(tmp_path: Path) -> None:
+    quantized_model(tmp_path, "Q4_1")
+    model = load_model(tmp_path / "a.gguf", threads=2)
+    prompts = [tuple(range(10 + i, 30 + 3 * i)) for i in range(8)]
+    alone = [ids(await text(model, prompt, max_new_tokens=16, ignore_eos=True)) for prompt in prompts]
+    await model.reset_prefix_cache(ResetPrefixCache())
+    together = await asyncio.gather(*(text(model, each, max_new_tokens=16, ignore_eos=True) for each in prompts))
+    assert [ids(each) for each in together] == alone
+    await model.close()
+
+
+async def test_converted_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installation without kernels converts the weights, and says so."""
+    caplog.set_level("INFO", "dragoman.generation")
+    monkeypatch.setenv("KERNELS_FORM", "none")
+    reference = quantized_model(tmp_path, "Q4_0")
+    model = load_model(tmp_path / "a.gguf")
+    assert ids(await text(model, PROMPT, max_new_tokens=12, ignore_eos=True)) == generate(reference, rounds=False)
+    reason = "weights of a.gguf are converted in memory, not used as they are in the file: KERNELS_FORM is none"
+    assert reason in caplog.text
+    await model.close()
+
+
+def _rope(kind: str) -> list[bytes]:
+    return [*_KEYS, key("llama.rope.scaling.type", 8, kind)]
+
+
+_KEYS = [
+    key("general.architecture", 8, "llama"),
+    *(
+        key(f"llama.{name}", 4, value)
+        for name, value in {
+            "attention.head_count": 1,
+            "embedding_length": 32,
+            "feed_forward_length": 32,
+            "block_count": 1,
+            "context_length": 64,
+        }.items()
+    ),
+    key("llama.attention.layer_norm_rms_epsilon", 6, 1e-5),
+]
+_EMBEDDING, _NORM = tensor("token_embd.weight", [32, 4], 0, 0), tensor("output_norm.weight", [32], 0, 512)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "reason"),
+    [
+        ([key("general.architecture", 8, "bloom")], [], "architecture: expected llama, qwen2, qwen3, got bloom"),
+        (_KEYS[:1], [], "the file has no llama.attention.head_count"),
+        ([*_KEYS, key("llama.expert_count", 4, 8)], [], "llama.expert_count: expected 0, got 8"),
+        (
+            [*_KEYS, key("llama.rope.dimension_count", 4, 8), key("llama.attention.key_length", 4, 32)],
+            [],
+            "expected 32, got 8",
+        ),
+        (_rope("yarn"), [], "llama.rope.scaling.type: expected none or linear, got yarn"),
+        (_KEYS, [], "the file has no tensor 'token_embd.weight'"),
+        (
+            _KEYS,
+            [tensor("token_embd.weight", [64, 4], 0, 0)],
+            "'token_embd.weight': expected the shape [4, 32], got [4, 64]",
+        ),
+        (_KEYS, [tensor("token_embd.weight", [32, 4], 20, 0)], "'token_embd.weight': expected a type of BF16, F16"),
+        (_KEYS, [_EMBEDDING], "the file has no tensor 'output_norm.weight'"),
+        (_KEYS, [_EMBEDDING, _NORM], "the file has no tensor 'blk.0.attn_q.weight'"),
+    ],
+)
+def test_what_is_converted(keys: list[bytes], tensors: list[bytes], reason: str, tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(content(keys, tensors, bytes(1024)))
+    with pytest.raises(NotMapped) as caught:
+        load_mapped(tmp_path / "a.gguf")
+    assert reason in str(caught.value)
 
 
 async def test_the_tokenizer_in_the_file(model: LanguageModel) -> None:
