@@ -12,7 +12,7 @@
  * Weights in F32, F16 and BF16 are multiplied with the activations in FP32, `mul_add` input by input.
  *
  * A tile decodes a group of TILE rows, one in each lane, to registers, and multiplies it with all rows of activations. */
-#include "blocks.h"
+#include "product.h"
 #include "share.h"
 
 #if WIDE_REGISTERS
@@ -22,10 +22,7 @@
 #else
 #define TILE 4
 #endif
-#define GROUP 32
 #define SUPER 256       /* inputs of a block of the types that end in K */
-#define PANEL_ROWS 96   /* rows of activations whose totals stay in the first-level cache */
-#define PART_COLUMNS 64 /* columns in a part of the work */
 
 typedef uint32_t words __attribute__((vector_size(4 * TILE)));
 typedef int32_t integers __attribute__((vector_size(4 * TILE)));
@@ -415,13 +412,13 @@ EXPORT void NAME(blocks_part)(const block_layer *layer, const block_inputs *memo
     const int64_t panels = (rows + PANEL_ROWS - 1) / PANEL_ROWS, first_row = part % panels * PANEL_ROWS;
     const segment *of = layer->segments;
     int64_t block = part / panels;
-    for (int64_t blocks; block >= (blocks = (of->columns + PART_COLUMNS - 1) / PART_COLUMNS); of++)
+    for (int64_t blocks; block >= (blocks = (of->columns + COLUMNS - 1) / COLUMNS); of++)
         block -= blocks;
     numbers totals[PANEL_ROWS];
     panel in = {memory->values, memory->scales, memory->sums, memory->floats, rows, first_row, 0};
     in.count = smaller(PANEL_ROWS, rows - first_row);
-    const int64_t stop = smaller((block + 1) * PART_COLUMNS, of->columns);
-    for (int64_t first = block * PART_COLUMNS; first < stop; first += TILE) {
+    const int64_t stop = smaller((block + 1) * COLUMNS, of->columns);
+    for (int64_t first = block * COLUMNS; first < stop; first += TILE) {
         tile weights = {of->weights + first * of->row_bytes, {0}};
         int64_t count = smaller(TILE, stop - first);
         for (int64_t i = 0; i < TILE; i++)

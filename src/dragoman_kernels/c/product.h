@@ -2,7 +2,7 @@
 #ifndef DRAGOMAN_PRODUCT_H
 #define DRAGOMAN_PRODUCT_H
 
-#include "form.h"
+#include "blocks.h"
 
 /* Columns (outputs) of a block of weights. */
 #define COLUMNS 64
@@ -12,11 +12,13 @@
 #define PANEL_ROWS 96
 
 /* Weights in the layout that product.c describes. size: number of inputs. bias: [64 * blocks], FP32. bits: of a
- * quantized weight, 8 or 4; 0: FP32 or BF16. Inputs are BF16 if `bf16`. As LinearLayer in dragoman_text. */
+ * quantized weight, 8 or 4; 0: FP32 or BF16. Inputs are BF16 if `bf16`. file: 0, or the weights in a GGUF file, which then
+ * replace those of this structure; inputs are FP32. As LinearLayer in dragoman_text. */
 typedef struct {
     const void *weights;
     const float *bias;
     int64_t size, blocks, block_bytes, bf16, bits;
+    const block_layer *file;
 } linear_layer;
 
 /* As LinearCall in dragoman_text. counters: one shared_loop of 0. */

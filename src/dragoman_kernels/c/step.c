@@ -14,6 +14,11 @@ static void embed(const decoder_step *step, int64_t row)
 {
     const decoder *model = step->model;
     float *states = model->states + row * padded(model->hidden);
+    if (model->embedding_file) {
+        const segment *of = model->embedding_file;
+        NAME(blocks_rows)(of->type, of->weights, of->row_bytes, model->hidden, step->tokens + row, 1, states);
+        return;
+    }
     for (int64_t i = 0; i < model->hidden; i += LANES)
         store(states + i, load_items(model->embedding, step->tokens[row] * model->hidden + i, (int)model->attention.bf16));
 }
@@ -72,6 +77,28 @@ static void attend_part(const decoder_step *step, int64_t number, const decoder_
     NAME(attend)(shape, heads, run[1]);
 }
 
+/* Read the inputs of a layer whose weights are in a file, all rows for this thread. */
+static void read_inputs(const linear_layer *layer, const void *inputs, int64_t row_bytes, int64_t rows,
+                        const step_scratch *scratch)
+{
+    if (!layer->file)
+        return;
+    for (int64_t row = 0; row < rows; row++) {
+        const void *from = (const char *)inputs + row * row_bytes;
+        NAME(blocks_read)(layer->file, from, rows, row, &scratch->inputs);
+    }
+}
+
+/* Compute a part of a product, after `read_inputs`. */
+static void multiply_part(const linear_layer *layer, const void *inputs, int64_t row_bytes, int64_t rows, int64_t part,
+                          const step_scratch *scratch, float *output, int64_t output_columns, int64_t add_to_output)
+{
+    if (layer->file)
+        NAME(blocks_part)(layer->file, &scratch->inputs, rows, part, output, output_columns, add_to_output);
+    else
+        NAME(product_part)(layer, inputs, row_bytes, rows, part, scratch->sums, output, output_columns, add_to_output);
+}
+
 /* Execute `work` for each `part` of the next shared loop; `prepare` before this thread's first part. */
 #define SHARE(parts_, prepare, work)                                                                                   \
     do {                                                                                                               \
@@ -99,8 +126,11 @@ EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
     SHARE(rows, , embed(step, part));
     for (int64_t number = 0; number < model->layer_count; number++) {
         const decoder_layer *layer = model->layers + number;
-        SHARE(panels * layer->qkv.blocks, norm_states(step, layer->input_norm, scratch->normed),
-              NAME(product_part)(&layer->qkv, scratch->normed, normed_bytes, rows, part, scratch->sums, model->qkv, heads,
+        SHARE(panels * layer->qkv.blocks, {
+            norm_states(step, layer->input_norm, scratch->normed);
+            read_inputs(&layer->qkv, scratch->normed, normed_bytes, rows, scratch);
+        },
+              multiply_part(&layer->qkv, scratch->normed, normed_bytes, rows, part, scratch, model->qkv, heads,
                                  0));
         SHARE(rows * shape->kv_heads, , {
             attention_head head =
@@ -108,25 +138,31 @@ EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
             NAME(store_key_value)(shape, &head);
         });
         SHARE(step->run_count * shape->kv_heads, , attend_part(step, number, layer, part, scratch));
-        SHARE(panels * layer->out.blocks, ,
-              NAME(product_part)(&layer->out, model->attended, attended_bytes, rows, part, scratch->sums, model->states,
+        SHARE(panels * layer->out.blocks, read_inputs(&layer->out, model->attended, attended_bytes, rows, scratch),
+              multiply_part(&layer->out, model->attended, attended_bytes, rows, part, scratch, model->states,
                                  hidden, 1));
-        SHARE(panels * layer->gate_up.blocks, norm_states(step, layer->mlp_norm, scratch->normed),
-              NAME(product_part)(&layer->gate_up, scratch->normed, normed_bytes, rows, part, scratch->sums, model->gates,
+        SHARE(panels * layer->gate_up.blocks, {
+            norm_states(step, layer->mlp_norm, scratch->normed);
+            read_inputs(&layer->gate_up, scratch->normed, normed_bytes, rows, scratch);
+        },
+              multiply_part(&layer->gate_up, scratch->normed, normed_bytes, rows, part, scratch, model->gates,
                                  gates, 0));
         SHARE(rows, ,
               NAME(gate)(model->gates + part * gates, (char *)model->mlp + part * mlp_bytes, model->intermediate,
                          shape->bf16));
-        SHARE(panels * layer->down.blocks, ,
-              NAME(product_part)(&layer->down, model->mlp, mlp_bytes, rows, part, scratch->sums, model->states, hidden,
+        SHARE(panels * layer->down.blocks, read_inputs(&layer->down, model->mlp, mlp_bytes, rows, scratch),
+              multiply_part(&layer->down, model->mlp, mlp_bytes, rows, part, scratch, model->states, hidden,
                                  1));
     }
     const int64_t blocks = model->head.blocks, output_panels = panels_of(step->output_count);
-    SHARE((blocks + LOGIT_BLOCKS - 1) / LOGIT_BLOCKS * output_panels, norm_outputs(step, scratch->normed), {
+    SHARE((blocks + LOGIT_BLOCKS - 1) / LOGIT_BLOCKS * output_panels, {
+        norm_outputs(step, scratch->normed);
+        read_inputs(&model->head, scratch->normed, normed_bytes, step->output_count, scratch);
+    }, {
         const int64_t first = part / output_panels * LOGIT_BLOCKS;
         for (int64_t block = first; block < smaller(first + LOGIT_BLOCKS, blocks); block++)
-            NAME(product_part)(&model->head, scratch->normed, normed_bytes, step->output_count,
-                               block * output_panels + part % output_panels, scratch->sums, step->logits,
+            multiply_part(&model->head, scratch->normed, normed_bytes, step->output_count,
+                               block * output_panels + part % output_panels, scratch, step->logits,
                                blocks * COLUMNS, 0);
     });
 }

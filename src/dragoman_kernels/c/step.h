@@ -17,7 +17,8 @@ typedef struct {
     attention_shape attention;
     int64_t layer_count, hidden, intermediate;
     const decoder_layer *layers;
-    const void *embedding; /* [vocabulary, hidden] FP32 or BF16 */
+    const void *embedding; /* [vocabulary, hidden] FP32 or BF16, 0 if it is in a file */
+    const segment *embedding_file;
     const float *norm;     /* [hidden]: the norm before the output head */
     linear_layer head;
     const float *rotary; /* [positions, 2, head_size]: cosines, signed sines */
@@ -44,11 +45,12 @@ typedef struct {
 } decoder_step;
 
 /* Scratch memory of a thread. normed: [rows, hidden] FP32 or BF16. sums: [at most PANEL_ROWS, 64]. query: [run_rows,
- * head_size]. scores: [run_rows, score_count]. */
+ * head_size]. scores: [run_rows, score_count]. inputs: of layers whose weights are in a file. */
 typedef struct {
     void *normed;
     float *sums, *query, *scores;
     int64_t score_count;
+    block_inputs inputs;
 } step_scratch;
 
 #endif

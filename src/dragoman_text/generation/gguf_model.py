@@ -70,9 +70,7 @@ class BlockKernels:
         """Return the product of inputs [rows, size] with a layer, [rows, outputs], FP32."""
         rows, size = inputs.shape
         output, loops = torch.empty(rows, layer.outputs), np.zeros(2 * _LOOP_BYTES, np.uint8)
-        memory = torch.empty(rows * layer.memory_bytes, dtype=torch.uint8)
-        count, begin = rows * size, memory.data_ptr()
-        addresses = (begin, begin + count, begin + count + count // 8, begin + (count + count // 8 + count // 4))
+        memory, addresses = input_memory(rows * size, rows * layer.float_inputs)
         call = np.array(
             (layer.address, inputs.data_ptr(), rows, output.data_ptr(), layer.outputs, *addresses, loops.ctypes.data),
             np.int64,
@@ -83,7 +81,7 @@ class BlockKernels:
 
 
 class BlockLayer:
-    """A `block_layer` of blocks.h. memory_bytes: of a `block_inputs` for one row, whose parts follow each other."""
+    """A `block_layer` of blocks.h. float_inputs: inputs that it needs in FP32, all or none."""
 
     def __init__(self, segments: Sequence[Segment], bias: torch.Tensor | None) -> None:
         columns = [_columns(each.tensor) for each in segments]
@@ -99,9 +97,16 @@ class BlockLayer:
         bias_address = 0 if bias is None else bias.data_ptr()
         kinds = (not all(floats), any(floats))
         self._layer = np.array([self._segments.ctypes.data, bias_address, self.size, self.blocks, *kinds], np.int64)
-        self.address = int(self._layer.ctypes.data)
-        # Integers, a scale and two sums for each 32, and FP32.
-        self.memory_bytes = self.size + self.size // 8 + self.size // 4 + (4 * self.size if any(floats) else 0)
+        self.address, self.segments_address = int(self._layer.ctypes.data), int(self._segments.ctypes.data)
+        self.float_inputs = self.size if any(floats) else 0
+
+
+def input_memory(inputs: int, float_inputs: int) -> tuple[torch.Tensor, tuple[int, int, int, int]]:
+    """Return the memory of a `block_inputs` for this many inputs of all rows, and the addresses of its parts."""
+    sizes = (inputs, inputs // 8, inputs // 4, 4 * float_inputs)  # integers; a scale and two sums for each 32; FP32
+    memory = torch.empty(sum(sizes), dtype=torch.uint8)
+    begin = memory.data_ptr()
+    return memory, (begin, begin + sum(sizes[:1]), begin + sum(sizes[:2]), begin + sum(sizes[:3]))
 
 
 def _columns(tensor: Tensor) -> int:
@@ -148,10 +153,9 @@ class MappedEmbedding(nn.Module):
 
     def __init__(self, kernels: BlockKernels, segment: Segment) -> None:
         super().__init__()
-        self._kernels, self._segment = kernels, segment
-
-    def __len__(self) -> int:
-        return _columns(self._segment.tensor)
+        self._kernels, self._segment, self._layer = kernels, segment, BlockLayer([segment], None)
+        self.num_embeddings = _columns(segment.tensor)
+        self.address = self._layer.segments_address
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self._kernels.rows(self._segment, tokens.reshape(-1).numpy()).view(*tokens.shape, -1)
@@ -338,5 +342,5 @@ def parameters(model: Any) -> Iterator[int]:
     for module in model.modules():
         if isinstance(module, MappedLinear) and not (module is model.lm_head and model.config.tie_word_embeddings):
             yield module.in_features * module.out_features + (0 if module.bias is None else len(module.bias))
-    yield len(model.model.embed_tokens) * model.config.hidden_size
+    yield model.model.embed_tokens.num_embeddings * model.config.hidden_size
     yield from (each.numel() for each in model.parameters())

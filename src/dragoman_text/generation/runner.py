@@ -262,7 +262,7 @@ class Runner:
             return
         if not self.packed:
             self._use_pytorch("weights are not packed (a GPU, `packed = false`, or a dtype without kernels)")
-        if self._mapped is not None or not (self.packed and self._use_native(shapes.forms, expected)):
+        if not ((self.packed or self._mapped is not None) and self._use_native(shapes.forms, expected)):
             self.fused = FusedModel(self.model, shapes.forms, self._join_layers())
             if not self.agrees(expected, "the fused forward pass"):
                 self.fused = None
@@ -289,7 +289,7 @@ class Runner:
         except NoKernels as error:
             self._use_pytorch(str(error), logging.WARNING)
             return False
-        fused = FusedModel(self.model, forms, code.pack)
+        fused = FusedModel(self.model, forms, code.pack if self._mapped is None else self._join_layers())
         native = NativeStep(code, fused, forms)
         if self._bits:
             expected = self._quantized_logits(expected)

@@ -11,6 +11,7 @@ from dragoman_kernels import best_form
 from dragoman_text.generation.attention import AttentionForm
 from dragoman_text.generation.cache import KeyValueCache
 from dragoman_text.generation.fused import FusedModel, has_fixed_rotary
+from dragoman_text.generation.gguf_model import MappedEmbedding, MappedLinear, input_memory
 from dragoman_text.generation.job import BatchRow
 from dragoman_text.generation.native.config import COLUMNS, GROUP, LANES, MAX_HEAD_SIZE, KernelConfig, pad
 from dragoman_text.generation.native.linear import BlockLinear, StepCode
@@ -40,6 +41,8 @@ class NativeStep:
         self._code, self._fused, self._config = code, fused, code.config
         config = code.config
         self._weights: list[object] = []  # keeps FP32 copies and packed weights alive
+        # Of a row, at most: inputs of layers whose weights are in a file, and those that such layers need in FP32.
+        self._file_inputs = self._file_floats = 0
         self._layers = (DecoderLayer * config.layers)(*(self._layer(i, forms[i].window) for i in range(config.layers)))
         self._head, self._norm = self._product(fused.head), self._fp32_address(fused.norm[: config.hidden])
         self._rotary = torch.empty(0, 2, config.head_size)
@@ -111,7 +114,7 @@ class NativeStep:
             self._scratch.append(self._allocate_scratch())
 
     def _decoder(self) -> Decoder:
-        config = self._config
+        config, embed = self._config, self._fused.embed
         return Decoder(
             AttentionShape(
                 config.query_heads,
@@ -126,7 +129,7 @@ class NativeStep:
             config.hidden,
             config.intermediate,
             ctypes.addressof(self._layers),
-            self._fused.embed.weight.data_ptr(),
+            *((0, embed.address) if isinstance(embed, MappedEmbedding) else (embed.weight.data_ptr(), 0)),
             self._norm,
             self._head,
             self._rotary.data_ptr(),
@@ -142,7 +145,8 @@ class NativeStep:
             torch.zeros(config.run_rows, config.head_size),
             torch.zeros(config.run_rows, score_count),
         ]
-        return StepScratch(*(each.data_ptr() for each in tensors), score_count), tensors
+        inputs, addresses = input_memory(self._rows * self._file_inputs, self._rows * self._file_floats)
+        return StepScratch(*(each.data_ptr() for each in tensors), score_count, *addresses), [*tensors, inputs]
 
     def _layer(self, number: int, window: int) -> DecoderLayer:
         layer, hidden = self._fused.layers[number], self._config.hidden
@@ -159,8 +163,13 @@ class NativeStep:
         )
 
     def _product(self, layer: Any) -> LinearLayer:
-        assert isinstance(layer, BlockLinear)
         self._weights.append(layer)
+        if isinstance(layer, MappedLinear):
+            block = layer.layer
+            self._file_inputs = max(self._file_inputs, block.size)
+            self._file_floats = max(self._file_floats, block.float_inputs)
+            return LinearLayer(size=block.size, blocks=block.blocks, file=block.address)
+        assert isinstance(layer, BlockLinear)
         return layer.layer
 
     def _fp32_address(self, weights: torch.Tensor) -> int:
@@ -210,7 +219,8 @@ def step_code(model: Any, forms: Mapping[int, AttentionForm], bits: int) -> Step
 
 
 def _kernel_config(model: Any, bits: int, scaling: float) -> KernelConfig:
-    config, attention, dtype = model.config, model.model.layers[0].self_attn, model.model.embed_tokens.weight.dtype
+    config, attention, embed = model.config, model.model.layers[0].self_attn, model.model.embed_tokens
+    dtype = torch.float32 if isinstance(embed, MappedEmbedding) else embed.weight.dtype
     bf16, head_size = dtype is torch.bfloat16, int(attention.head_dim)
     for name, size, multiple in (
         ("head size", head_size, 2 * LANES),

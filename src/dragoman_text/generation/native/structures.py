@@ -21,6 +21,7 @@ class LinearLayer(ctypes.Structure):
         ("block_bytes", _INTEGER),
         ("bf16", _INTEGER),
         ("bits", _INTEGER),
+        ("file", _ADDRESS),
     )
 
 
@@ -83,6 +84,7 @@ class Decoder(ctypes.Structure):
         ("intermediate", _INTEGER),
         ("layers", _ADDRESS),
         ("embedding", _ADDRESS),
+        ("embedding_file", _ADDRESS),
         ("norm", _ADDRESS),
         ("head", LinearLayer),
         *((name, _ADDRESS) for name in ("rotary", "states", "qkv", "attended", "gates", "mlp")),
@@ -112,6 +114,7 @@ class StepScratch(ctypes.Structure):
     _fields_ = (
         *((name, _ADDRESS) for name in ("normed", "sums", "query", "scores")),
         ("score_count", _INTEGER),
+        *((name, _ADDRESS) for name in ("values", "scales", "sums_of_values", "floats")),
     )
 
 

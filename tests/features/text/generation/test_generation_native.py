@@ -281,7 +281,7 @@ def test_nan_of_a_token_does_not_reach_tokens_before_it(folders: Path) -> None:
     text = prompt(3, 20)
     before = runner.run(cache, [BatchRow(0, 0, text, wanted=20)])
     with torch.inference_mode():
-        runner.fused.embed[149] = float("nan")  # type: ignore[union-attr]
+        runner.fused.embed.weight[149] = float("nan")  # type: ignore[union-attr]
     for nan_position in (13, 14, 15):
         after = runner.run(cache, [BatchRow(0, 0, [*text[:nan_position], 149, *text[nan_position + 1 :]], wanted=20)])
         assert torch.equal(after[:nan_position], before[:nan_position])
