@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import (
@@ -21,9 +21,7 @@ from dragoman.runtimes.pretrained import takes_images
 from dragoman.system.load_steps import report_step
 from dragoman_text.generation import quantized_files
 from dragoman_text.generation.gguf_file import GgufFile
-
-if TYPE_CHECKING:
-    from dragoman_text.generation.gguf_model import BlockKernels
+from dragoman_text.generation.gguf_model import BlockKernels, NotMapped, load_mapped, parameters
 
 log = logging.getLogger("dragoman.generation")
 
@@ -66,7 +64,7 @@ class Pretrained:
     parameters: int = 0
     file_format: str = ""
     file_quantization: str = ""
-    mapped: "BlockKernels | None" = None
+    mapped: BlockKernels | None = None
 
     @property
     def tolerance(self) -> float:
@@ -153,8 +151,6 @@ def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = 
 
 def _map(path: Path, dtype: str, device: torch.device) -> Pretrained | None:
     """Return the model of a GGUF file whose weights stay in the file; None, with a line in the log, if they cannot."""
-    from dragoman_text.generation.gguf_model import NotMapped, load_mapped, parameters
-
     report_step("mapping weights")
     try:
         if device.type != "cpu" or dtype not in ("auto", "float32"):

@@ -40,6 +40,7 @@ from dragoman_text.generation.fused import (
     pack_layers,
 )
 from dragoman_text.generation.general import check_tokens
+from dragoman_text.generation.gguf_model import join
 from dragoman_text.generation.job import BatchRow
 from dragoman_text.generation.native.quantized import dequantize_layers
 from dragoman_text.generation.native.step import NativeStep, Unsupported, step_code
@@ -274,8 +275,6 @@ class Runner:
     def _join_layers(self) -> Callable[..., LinearLayer]:
         """Return the function that makes one layer of several with the same input."""
         if self._mapped is not None:
-            from dragoman_text.generation.gguf_model import join
-
             return join
         return pack_layers if self.packed else UnpackedLinear
 
