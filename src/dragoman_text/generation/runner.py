@@ -126,7 +126,7 @@ class Runner:
         def forward(tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionFunction) -> torch.Tensor:
             return self._forward(tokens, positions, 0, attention)
 
-        self._graphs = StepGraphs(forward, TOLERANCE[self.dtype], record)
+        self._graphs = StepGraphs(forward, self._tolerance, record)
 
     @property
     def graphs(self) -> bool:
