@@ -181,7 +181,7 @@ def test_a_step_whose_logits_are_all_zero_is_recorded(folders: Path) -> None:
     runner = make_runner(folders / "llama")
     assert runner.fused is not None
     with torch.inference_mode():
-        runner.fused.embed[0] = 0
+        runner.fused.embed.weight[0] = 0
     runner.use_graphs(repeat)
     assert not runner.run(make_cache(runner), [BatchRow(0, 0, [0])]).any()
     assert runner.graphs
