@@ -21,6 +21,7 @@ from dragoman_text.generation.native.linear import pack_blocks
 from dragoman_text.generation.native.quantized import pack_quantized
 from dragoman_text.generation.native.structures import AttentionHead, AttentionShape
 from features.kernels.forms import forms
+from features.text.generation.test_generation_gguf_blocks import FLOATS, QUANTIZED, multiply, states, weights
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
 
@@ -129,3 +130,12 @@ def test_norms_and_gates(form: str, bf16: bool) -> None:
         gates, output = guarded(torch.randn(2, size)), guarded(torch.zeros(size, dtype=config.dtype))
         gate(gates.data_ptr(), output.data_ptr(), size, bf16)
         assert output.float().abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZED, *FLOATS])
+@pytest.mark.parametrize("form", forms())
+def test_blocks_of_files(form: str, kind: str) -> None:
+    data, inputs = weights(kind, 19, 256), states(3, 256)
+    guarded = Guarded()
+    given, rows = (guarded(torch.from_numpy(each.copy())).numpy() for each in (data, inputs))
+    assert (multiply(form, [kind], [given], rows) == multiply(form, [kind], [data], inputs)).all()
