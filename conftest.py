@@ -47,7 +47,6 @@ SLOW = (
     "tests/engine/test_placement.py",
     "tests/engine/test_trial.py",
     "tests/engine/test_warmup.py",
-    "tests/features/kernels/test_guard_pages.py",
     "tests/features/text/apis/test_anthropic_threads.py::test_the_tool_loop_of_the_package",
     "tests/features/text/apis/test_anthropic_threads.py::test_threads_of_the_package",
     "tests/features/text/apis/test_lmi_control.py",
