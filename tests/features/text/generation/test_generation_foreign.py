@@ -103,7 +103,7 @@ def dragoman_request(grammar_: Grammar) -> Any:
 async def test_a_model_whose_engine_has_ended_is_not_ready(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with dragoman.Server(str(llama_folder), http_port=0, grpc_port=-1, placement="inline") as server:
         (deployment,) = server.engine.deployments()
-        model: Any = deployment._pool._executor.model  # type: ignore[union-attr]
+        model: Any = deployment._pool.executor.model  # type: ignore[union-attr]
         assert (await text(model, "The", max_new_tokens=2)).generated == 2
         with monkeypatch.context() as patch:
             patch.setattr(GenerationEngine, "is_idle", property(lambda _: 1 / 0))
