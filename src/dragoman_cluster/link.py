@@ -23,6 +23,8 @@ HEARTBEAT = bytes(encode(FrameKind.HEARTBEAT)[0])
 _HEARTBEATS_PER_TIMEOUT = 10
 _MAX_BUFFERS = 512  # that a channel passes at a time
 _TLS_CHUNK = 256 * 1024  # bytes that are encrypted at a time
+# Of the receive buffer: data that waits beyond it may have closed the window. Heartbeats alone do not come to it.
+_FULL_SHARE = 0.25
 # How long a worker whose server is gone may take to close its model.
 _CLOSING_S = 2.0
 # linux/tcp.h: milliseconds since data arrived are at this offset in `struct tcp_info`.
@@ -144,12 +146,16 @@ class Link:
         return bool(poll.poll(1000 * timeout_s))
 
     def silent_s(self) -> float:
-        """Return how long nothing has arrived, 0 while received data waits for a busy event loop. Raises OSError."""
+        """Return how long nothing has arrived. Raises OSError.
+
+        It is 0 while so much waits for a busy event loop that the server may be unable to send more.
+        """
         if sys.platform != "linux":
             return 0.0
         waiting = array.array("i", [0])
         fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, waiting)
-        if waiting[0]:
+        room = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        if waiting[0] > room * _FULL_SHARE:
             return 0.0
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
         silent_ms: int = _LAST_DATA_RECEIVED.unpack_from(info, _LAST_DATA_RECEIVED_OFFSET)[0]

@@ -304,7 +304,7 @@ async def test_a_proxy_with_another_certificate_is_found(
     context.load_cert_chain(*other)
     outwards = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     outwards.check_hostname, outwards.verify_mode = False, ssl.CERT_NONE
-    async with open_port(tls_cert=cert, tls_key=key) as port, proxy(port.port, context, outwards) as (address, _):
+    async with open_port(tls_cert=cert, tls_key=key) as port, proxy(port.port, context, outwards) as (address, *_):
         code, output = await end_of(start_worker(address, "--tls"))
     assert code == 2
     assert "the secrets of worker and server differ" in output
@@ -419,30 +419,32 @@ async def test_a_frozen_worker_is_found(idempotent: bool) -> None:
 @asynccontextmanager
 async def proxy(
     port: int, context: ssl.SSLContext | None = None, outwards: ssl.SSLContext | None = None
-) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """A proxy: its address, and an event after which it forwards nothing and closes nothing."""
-    frozen = asyncio.Event()
+) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
+    """A proxy: its address, an event after which it forwards nothing and closes nothing, and one that it sets whenever
+    it has forwarded something to the worker."""
+    frozen, heard = asyncio.Event(), asyncio.Event()
     tasks: set[asyncio.Task[None]] = set()
     writers: list[asyncio.StreamWriter] = []
 
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, forwarded: asyncio.Event) -> None:
         while data := await reader.read(1 << 16):
             if frozen.is_set():
                 await asyncio.Event().wait()
             writer.write(data)
             await writer.drain()
+            forwarded.set()
         if not frozen.is_set():
             writer.close()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         their_reader, their_writer = await asyncio.open_connection("127.0.0.1", port, ssl=outwards)
         writers.extend((writer, their_writer))
-        for pair in ((reader, their_writer), (their_reader, writer)):
-            tasks.add(asyncio.create_task(forward(*pair)))
+        tasks.add(asyncio.create_task(forward(reader, their_writer, asyncio.Event())))
+        tasks.add(asyncio.create_task(forward(their_reader, writer, heard)))
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
     try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", frozen
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", frozen, heard
     finally:
         server.close()
         for task in tasks:
@@ -455,7 +457,7 @@ async def proxy(
 @pytest.mark.parametrize("busy", [False, True])
 async def test_a_silent_link_is_found_by_both_sides(busy: bool, tmp_path: Path) -> None:
     """A proxy stops forwarding: no side sees an end. The worker ends itself, also while it computes."""
-    async with open_port(3.0) as port, proxy(port.port) as (address, frozen):
+    async with open_port(3.0) as port, proxy(port.port) as (address, frozen, heard):
         worker = start_worker(address)
         async with joined(port, "Actions", launcher="join") as pool:
             assert first_value(await call(pool, do="pid")) == worker.pid
@@ -463,6 +465,8 @@ async def test_a_silent_link_is_found_by_both_sides(busy: bool, tmp_path: Path) 
             if busy:
                 held = asyncio.create_task(call(pool, **do))
                 await wait_until((tmp_path / "begun").exists)
+                heard.clear()
+                await heard.wait()  # a heartbeat, which the busy worker does not read
                 frozen.set()
             else:
                 frozen.set()
