@@ -1,19 +1,16 @@
 """JSON with integers of any size: `fast_json` makes floats of those beyond 64 bits, and does not write them."""
 
 import json
-import re
 from typing import Any
 
 from dragoman.formats import fast_json
-
-# Texts without such a run of digits have no integer beyond 64 bits.
-_LONG_INTEGER = re.compile(rb"[0-9]{19}")
+from dragoman.formats.json_msgspec import LONG_INTEGER
 
 
 def load_json(text: bytes) -> Any:
     """Parse JSON. Raises ValueError if it is invalid, or has an integer of more digits than Python converts."""
     value = fast_json.loads(text)
-    return json.loads(text) if _LONG_INTEGER.search(text) else value
+    return json.loads(text) if LONG_INTEGER.search(text) else value
 
 
 def dump_json(value: Any) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 Fragment = msgspec.Raw
 _INTEGERS = range(-(2**63), 2**64)
 # Texts without such a run of digits have no integer beyond 64 bits.
-_LONG_INTEGER = re.compile(rb"[0-9]{19}")
+LONG_INTEGER = re.compile(rb"[0-9]{19}")
 _WRITTEN_BY_MSGSPEC = (datetime.datetime, datetime.date, datetime.time, uuid.UUID, msgspec.Raw)
 
 
@@ -32,7 +32,7 @@ def loads(text: bytes | bytearray | memoryview | str) -> Any:
     """Parse JSON as `fast_json.loads` does: integers beyond 64 bits become floats."""
     try:
         value = msgspec.json.decode(text)
-        long = _LONG_INTEGER.search(text.encode() if isinstance(text, str) else text)
+        long = LONG_INTEGER.search(text.encode() if isinstance(text, str) else text)
         return _with_floats(value) if long else value
     except (ValueError, OverflowError, RecursionError) as error:
         raise JSONDecodeError(str(error)) from error
@@ -86,7 +86,7 @@ def _key(key: Any, any_keys: bool) -> Any:
             return _key(key.value, any_keys)
         case str() | int() | float() | datetime.datetime() | datetime.date() | datetime.time() | uuid.UUID():
             return key
-    raise TypeError("Dict key must a type serializable with OPT_NON_STR_KEYS")
+    raise TypeError(f"Dict key must be text, a number, a time or a UUID, got {type(key).__name__}")
 
 
 def _with_floats(value: Any) -> Any:

@@ -68,10 +68,10 @@ class Http2Connection:
     `sink` takes what is to be sent; `close` is called once, when nothing more will be sent; `report_unsent` is called
     with changes of how many response bytes wait for the client. `service` handles the requests.
 
-    `host` is the address of the client, `address` is
-    that by which its calls are counted; on a `reserved` connection only health checks are answered; `calls` belongs to
-    the service. `streams` are the open ones by number, and `last` is the highest number that the client has used.
-    `incomplete_since_s` is when the frame or header block began that is incomplete; infinity if there is none.
+    `host` is the address of the client, `address` is that by which its calls are counted; on a `reserved` connection
+    only health checks are answered; `calls` belongs to the service. `streams` are the open ones by number, and `last`
+    is the highest number that the client has used. `incomplete_since_s` is when the frame or header block began that is
+    incomplete; infinity if there is none.
     """
 
     def __init__(
@@ -137,6 +137,8 @@ class Http2Connection:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected CONTINUATION")
         if len(payload) > blocks.max_block:
             self.reader.check_length(kind, len(payload))
+        if (kind == WINDOW_UPDATE or kind == frames.RST_STREAM) and len(payload) != 4:
+            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"expected 4 bytes, got {len(payload)}")
         if kind == WINDOW_UPDATE:
             self._handle_window_update(number, payload)
         elif kind != HEADERS:
@@ -312,11 +314,9 @@ class Http2Connection:
         self._close_if_done()
 
     def _handle_window_update(self, number: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"expected 4 bytes, got {len(payload)}")
+        increment = int.from_bytes(payload) & frames.LARGEST_WINDOW
         if not self._rates.empty_frames.take():  # not by `_count_empty_frame`: most frames are of this kind
             self._rates.count_empty_frame(self.last >> 1)
-        increment = int.from_bytes(payload) & frames.LARGEST_WINDOW
         code = frames.FLOW_CONTROL_ERROR if increment else frames.PROTOCOL_ERROR
         sender = self.sender
         if number == 0:
@@ -335,8 +335,6 @@ class Http2Connection:
             sender.pump()
 
     def _handle_rst_stream(self, number: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"expected 4 bytes, got {len(payload)}")
         self._check_opened(number)
         stream = self.streams.get(number)
         if stream is None or self.sender.now_s - stream.began_s < _EARLY_S:
