@@ -181,30 +181,22 @@ async def test_a_key_may_use_its_models_only(server: RestServer, keys: KeyFile) 
 # --- limits ------------------------------------------------------------------------------------------------------
 
 
-def test_a_rate_limit_allows_a_burst_and_then_one_call_per_interval() -> None:
+@pytest.mark.parametrize(
+    ("calls_per_s", "burst", "retry_after_s", "later_s", "more"),
+    [(2.0, 2, 0.5, 0.5, 1), (2.0, 2, 0.5, 1000.0, 2), (0.5, 1, 2.0, 2.0, 1), (0.5, 1, 2.0, 1000.0, 1)],
+)
+def test_a_rate_limit_allows_a_burst_and_then_one_call_per_interval(
+    calls_per_s: float, burst: int, retry_after_s: float, later_s: float, more: int
+) -> None:
     now_s = 100.0
-    limiter = CallLimiter("k", 2.0, 0, lambda: now_s)
-    limiter.acquire(), limiter.acquire()
-    with pytest.raises(RateLimited, match="limit of 2 calls per second") as found:
-        limiter.acquire()
-    assert found.value.retry_after_s == 0.5
-    now_s += 0.5
-    limiter.acquire()
-    with pytest.raises(RateLimited):
-        limiter.acquire()
-
-
-def test_a_rate_limit_is_no_more_than_a_burst_after_a_long_time() -> None:
-    now_s = 100.0
-    limiter = CallLimiter("k", 0.5, 0, lambda: now_s)
-    limiter.acquire()
-    with pytest.raises(RateLimited) as found:
-        limiter.acquire()
-    assert found.value.retry_after_s == 2.0
-    now_s += 1000.0
-    limiter.acquire()
-    with pytest.raises(RateLimited):
-        limiter.acquire()
+    limiter = CallLimiter("k", calls_per_s, 0, lambda: now_s)
+    for calls in (burst, more):
+        for _ in range(calls):
+            limiter.acquire()
+        with pytest.raises(RateLimited, match=f"limit of {calls_per_s:g} calls per second") as found:
+            limiter.acquire()
+        assert found.value.retry_after_s == retry_after_s
+        now_s += later_s
 
 
 def test_concurrent_calls_end_when_released_or_dropped() -> None:
