@@ -18,17 +18,10 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
     known = {family.name: (*family.flat,) for family in ours}
     calls = [s for s in known.get("dragoman_calls_total", ()) if s.labels["call"] == "Infer"]
     succeeded = _sum(calls, lambda s: s.labels["outcome"] == "ok")
-    batches = _sum(known.get("dragoman_batch_calls", ()), _is_count)
-    batched_calls = _sum(known.get("dragoman_batch_calls", ()), _is_sum)
-    rows = _sum((s for s in known.get("dragoman_rows_total", ()) if s.labels["call"] == "Infer"), lambda _: True)
-    hits, misses = (
-        _sum(known.get(f"dragoman_response_cache_{each}_total", ()), lambda s: s.labels["call"] == "Infer")
-        for each in ("hits", "misses")
+    rows, executions, hits, misses = (
+        _sum((s for s in known.get(f"dragoman_{each}_total", ()) if s.labels["call"] == "Infer"), lambda _: True)
+        for each in ("rows", "executions", "response_cache_hits", "response_cache_misses")
     )
-    # A call that is not merged and not answered from the cache is one execution.
-    alone = {
-        key: max(0.0, count - batched_calls.get(key, 0.0) - hits.get(key, 0.0)) for key, count in succeeded.items()
-    }
     durations = [
         s
         for s in known.get("dragoman_call_duration_seconds", ())
@@ -42,7 +35,7 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
     yield _family("nv_inference_request_success", "Inference requests that succeeded.", succeeded)
     yield _failures([s for s in calls if s.labels["outcome"] != "ok"])
     yield _family("nv_inference_count", "Inferences; a request with n rows counts n.", rows)
-    yield _family("nv_inference_exec_count", "Executions of the model.", _add(alone, batches))
+    yield _family("nv_inference_exec_count", "Executions of the model.", executions)
     waiting = _sum(known.get("dragoman_queued_calls", ()), lambda _: True)
     models = dict.fromkeys(_sum(known.get("dragoman_model_ready", ()), lambda _: True), 0.0)
     yield _family("nv_inference_pending_request_count", "Requests in the queue.", models | waiting, "gauge")
@@ -62,20 +55,12 @@ def _is_sum(sample: Sample) -> bool:
     return sample.name.endswith("_sum")
 
 
-def _is_count(sample: Sample) -> bool:
-    return sample.name.endswith("_count")
-
-
 def _sum(samples: Iterable[Sample], is_wanted: Callable[[Sample], bool]) -> dict[_Key, float]:
     sums: dict[_Key, float] = {}
     for sample in filter(is_wanted, samples):
         key = sample.labels["model"], sample.labels["version"]
         sums[key] = sums.get(key, 0.0) + sample.value
     return sums
-
-
-def _add(first: Mapping[_Key, float], second: Mapping[_Key, float]) -> dict[_Key, float]:
-    return {key: first.get(key, 0.0) + second.get(key, 0.0) for key in {**first, **second}}
 
 
 def _failures(calls: Iterable[Sample]) -> Family:

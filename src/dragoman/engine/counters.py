@@ -40,10 +40,12 @@ _TEXT_OUTCOMES: Final = (*OUTCOMES, "TooLong")
 _TEXT_CALLS: Final = frozenset({Generate, Tokenize, Embed, Score})
 _CALLS: Final = "dragoman_calls_total"
 _ROWS: Final = "dragoman_rows_total"
+_EXECUTIONS: Final = "dragoman_executions_total"
 _DURATION: Final = "dragoman_call_duration_seconds"
 _QUEUE: Final = "dragoman_queue_seconds"
 _COMPUTE: Final = "dragoman_compute_seconds"
 _ROWS_HELP: Final = "Rows of the calls that the model has computed; a call without a batch axis counts 1."
+_EXECUTIONS_HELP: Final = "Successful executions of the model, of one call or a batch."
 _DURATION_HELP: Final = "Seconds from the arrival of a call to its end, by outcome."
 _QUEUE_HELP: Final = "Seconds from the arrival of a call until its model began to compute it."
 _COMPUTE_HELP: Final = "Seconds that the model computed a call, or the batch that the call was part of."
@@ -136,10 +138,13 @@ class CallCounters:
         """Return the counters of calls of these types."""
         return [counters for kind, counters in self._by_type.items() if issubclass(kind, kinds)]
 
-    def families(self, labels: Labels) -> Iterable[Family]:
-        """Return the metrics of the calls. Histograms that have counted nothing are left out, counters are not."""
+    def families(self, labels: Labels, of_batches: int) -> Iterable[Family]:
+        """Return the metrics of the calls; `of_batches` are the executions of batches.
+
+        Histograms that have counted nothing are left out, counters are not.
+        """
         by_name = sorted((kind.__name__, kind, counters) for kind, counters in self._by_type.items())
-        counts, rows = list[Sample](), list[Sample]()
+        counts, rows, executions = list[Sample](), list[Sample](), list[Sample]()
         durations, queue, compute = list[Distribution](), list[Distribution](), list[Distribution]()
         for name, kind, counters in by_name:
             own = {**labels, "call": name}
@@ -149,11 +154,14 @@ class CallCounters:
                 counts.append(Sample(_CALLS, {**own, "outcome": each}, count))
                 if histogram is not None and count:
                     durations.append(histogram.distribution(_DURATION, {**own, "outcome": each}))
-            rows += [Sample(_ROWS, own, counters.rows)] if kind is Infer else ()
+            if kind is Infer:
+                rows.append(Sample(_ROWS, own, counters.rows))
+                executions.append(Sample(_EXECUTIONS, own, counters.executions.total + of_batches))
             queue += [counters.queue.distribution(_QUEUE, own)] if counters.queue.count else ()
             compute += [counters.compute.distribution(_COMPUTE, own)] if counters.compute.count else ()
         yield Family(_CALLS, "counter", "Model calls by outcome.", tuple(counts))
         yield Family(_ROWS, "counter", _ROWS_HELP, tuple(rows))
+        yield Family(_EXECUTIONS, "counter", _EXECUTIONS_HELP, tuple(executions))
         yield Family(_DURATION, "histogram", _DURATION_HELP, distributions=tuple(durations))
         yield Family(_QUEUE, "histogram", _QUEUE_HELP, distributions=tuple(queue))
         yield Family(_COMPUTE, "histogram", _COMPUTE_HELP, distributions=tuple(compute))
@@ -162,6 +170,10 @@ class CallCounters:
 
 class Executions(dict[int, tuple[int, float]]):
     """The number of successful executions of a model by their rows, with the seconds that they took."""
+
+    @property
+    def total(self) -> int:
+        return sum(count for count, _ in self.values())
 
     def count(self, rows: int, duration_s: float, executions: int = 1) -> None:
         count, before_s = self.get(rows, (0, 0.0))

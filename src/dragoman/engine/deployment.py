@@ -363,12 +363,12 @@ class Deployment:
 
     def families(self) -> Iterable[Family]:
         """Return the metrics of the model version: of its calls, batches, cache and workers, and its own."""
-        labels = {"model": self.spec.name, "version": self.spec.version}
-        yield from self.counters.families(labels)
+        labels, batches = {"model": self.spec.name, "version": self.spec.version}, self.batch_counters
+        yield from self.counters.families(labels, 0 if batches is None else batches.executions.total)
         ready = Sample("dragoman_model_ready", labels, float(self.ready))
         yield Family(ready.name, "gauge", "1 if a model version can answer.", (ready,))
-        if self.batch_counters is not None:
-            yield from self.batch_counters.families(labels)
+        if batches is not None:
+            yield from batches.families(labels)
         if self.response_cache is not None and self._loaded is not None:
             yield from cache_families(self.response_cache, labels, self._loaded.calls)
         yield from self.gauges()

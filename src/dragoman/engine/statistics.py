@@ -60,7 +60,7 @@ def _statistics(deployment: Deployment) -> ModelStatistics:
         cache_hits=hits,
         cache_misses=misses,
         inferences=sum(c.rows for c in calls),
-        executions=sum(count for count, _ in executions.values()),
+        executions=executions.total,
         batches=tuple(BatchStatistics(rows, count, total_s) for rows, (count, total_s) in sorted(executions.items())),
     )
 
