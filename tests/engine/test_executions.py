@@ -9,6 +9,7 @@ import pytest
 
 from dragoman import FP64, Infer, Model, TensorSpec, errors
 from dragoman.core.calls import Measure, ReadStatistics, Request
+from dragoman.engine.counters import MAX_SIZES, Executions
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import open_engine
 
@@ -60,3 +61,18 @@ async def test_a_batch_that_fails_is_no_execution_and_its_calls_are_one_each() -
         await asyncio.gather(begin(engine, 1.0), begin(engine, 1.0))
         (succeeded, rows, executions), metrics = await counted(engine)
         assert (succeeded, rows, metrics) == (5, 6, (rows, executions))
+
+
+def test_the_numbers_of_rows_that_clients_choose_are_bounded() -> None:
+    counted, merged = Executions(), Executions()
+    for rows in range(1, 10 * MAX_SIZES + 1):
+        counted.count(rows, 0.5)
+    counted.count(7, 0.5)
+    merged.count(20 * MAX_SIZES, 1.0)
+    merged.add(counted)
+    for each, before in ((counted, 0), (merged, 1)):
+        assert MAX_SIZES < len(each) < MAX_SIZES + 32
+        assert each.total == 10 * MAX_SIZES + 1 + before
+        assert sum(seconds for _, seconds in each.values()) == 0.5 * (10 * MAX_SIZES + 1) + before
+        assert (each[7], each[MAX_SIZES - 1]) == ((2, 1.0), (1, 0.5))
+    assert counted[2048] == (1024, 512.0)  # 1025 to 2048

@@ -38,6 +38,7 @@ OUTCOMES: Final = (
 )  # fmt: skip
 _TEXT_OUTCOMES: Final = (*OUTCOMES, "TooLong")
 _TEXT_CALLS: Final = frozenset({Generate, Tokenize, Embed, Score})
+MAX_SIZES: Final = 1000
 _CALLS: Final = "dragoman_calls_total"
 _ROWS: Final = "dragoman_rows_total"
 _EXECUTIONS: Final = "dragoman_executions_total"
@@ -169,13 +170,18 @@ class CallCounters:
 
 
 class Executions(dict[int, tuple[int, float]]):
-    """The number of successful executions of a model by their rows, with the seconds that they took."""
+    """The number of successful executions of a model by their rows, with the seconds that they took.
+
+    Clients choose the rows: beyond `MAX_SIZES` different numbers a new one counts as the next power of two.
+    """
 
     @property
     def total(self) -> int:
         return sum(count for count, _ in self.values())
 
     def count(self, rows: int, duration_s: float, executions: int = 1) -> None:
+        if len(self) >= MAX_SIZES and rows not in self:
+            rows = 1 << (rows - 1).bit_length()
         count, before_s = self.get(rows, (0, 0.0))
         self[rows] = count + executions, before_s + duration_s
 
