@@ -79,7 +79,6 @@ async def test_texts_are_those_of_one_process(engine: Engine) -> None:
         ((chat,), {"num_beams": 2}),
         (((5, 6, 7),), {"do_sample": True, "seed": 2**40}),
     ]
-    pieces: list[int] = []
     for prompts, sampling in calls:
         one, two = [await generate(engine, *prompts, model=model, **sampling) for model in ("one", "two")]
         assert [(t.whole, t.seed, t.finish) for t in two.texts] == [(t.whole, t.seed, t.finish) for t in one.texts]
@@ -90,8 +89,9 @@ async def test_texts_are_those_of_one_process(engine: Engine) -> None:
         async with aclosing(engine.stream(request("two", *prompts, stream=True, **sampling))) as chunks:
             streamed = [chunk.answer async for chunk in chunks]
         assert [text.text for text in merge_chunks(streamed).texts] == [text.whole for text in one.texts]
-        pieces.append(len(streamed))
-    assert max(pieces) > 4
+    # How many tokens a chunk has depends on the load of the machine, but all of these do not come at once.
+    async with aclosing(engine.stream(request("two", "A class", max_new_tokens=200, stream=True))) as chunks:
+        assert len([chunk async for chunk in chunks]) > 1
     infer = Infer({"text_input": Tensor(object_array([document("other").encode()], (1,)), BYTES)})
     answers = [(await engine.call(Request(infer, model))).answer.outputs for model in ("one", "two")]
     assert answers[0]["text_output"].data == answers[1]["text_output"].data
