@@ -17,8 +17,12 @@
 
 #if WIDE_REGISTERS
 #define TILE 16
+#define X86(operation) _mm512_##operation
+typedef __m512i register_bits;
 #elif defined(FORM_avx2)
 #define TILE 8
+#define X86(operation) _mm256_##operation
+typedef __m256i register_bits;
 #else
 #define TILE 4
 #endif
@@ -143,20 +147,13 @@ INLINE integers dot(integers sums, words weights, const int8_t *values, int wide
 #if defined(FORM_avx512_bf16)
     (void)wide;
     return (integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(four));
-#elif WIDE_REGISTERS
-    __m512i factors = _mm512_set1_epi32(four);
+#elif defined(X86)
+    register_bits factors = X86(set1_epi32)(four);
     if (!wide)
-        return sums + (integers)_mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)weights, factors), _mm512_set1_epi16(1));
-    __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(factors, 8), 8), odd = _mm512_srai_epi16(factors, 8);
-    sums += (integers)_mm512_madd_epi16((__m512i)(weights & 0xff00ff), even);
-    return sums + (integers)_mm512_madd_epi16((__m512i)(weights >> 8 & 0xff00ff), odd);
-#elif defined(FORM_avx2)
-    __m256i factors = _mm256_set1_epi32(four);
-    if (!wide)
-        return sums + (integers)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)weights, factors), _mm256_set1_epi16(1));
-    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(factors, 8), 8), odd = _mm256_srai_epi16(factors, 8);
-    sums += (integers)_mm256_madd_epi16((__m256i)(weights & 0xff00ff), even);
-    return sums + (integers)_mm256_madd_epi16((__m256i)(weights >> 8 & 0xff00ff), odd);
+        return sums + (integers)X86(madd_epi16)(X86(maddubs_epi16)((register_bits)weights, factors), X86(set1_epi16)(1));
+    register_bits even = X86(srai_epi16)(X86(slli_epi16)(factors, 8), 8), odd = X86(srai_epi16)(factors, 8);
+    sums += (integers)X86(madd_epi16)((register_bits)(weights & 0xff00ff), even);
+    return sums + (integers)X86(madd_epi16)((register_bits)(weights >> 8 & 0xff00ff), odd);
 #else
     (void)wide, (void)four;
     UNROLL for (int i = 0; i < 4; i++) sums += (integers)(weights >> 8 * i & 255) * (int32_t)values[i];
@@ -345,15 +342,7 @@ INLINE float largest_magnitude(const float *from)
     floats a = load(from), b = load(from + LANES), zero = all(0);
     floats largest = max_of(max_of(a, sub(zero, a)), max_of(b, sub(zero, b)));
     float poison = lane_sum(add(mul(a, zero), mul(b, zero)));
-#if defined(FORM_avx2) || WIDE_REGISTERS
-    __m128 q[4];
-    split(largest, q);
-    __m128 four = _mm_max_ps(_mm_max_ps(q[0], q[2]), _mm_max_ps(q[1], q[3]));
-    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two))) + poison;
-#else
-    return lane_max(largest) + poison;
-#endif
+    return lane_max(largest) + poison; /* if a lane is NaN, so is poison */
 }
 
 /* Round 32 activations: values, their scale, the sums of the first and the last 16 values. */
@@ -409,7 +398,7 @@ static void write(const block_layer *layer, const segment *of, int64_t first, in
 EXPORT void NAME(blocks_part)(const block_layer *layer, const block_inputs *memory, int64_t rows, int64_t part,
                               float *output, int64_t output_floats, int64_t add_to_output)
 {
-    const int64_t panels = (rows + PANEL_ROWS - 1) / PANEL_ROWS, first_row = part % panels * PANEL_ROWS;
+    const int64_t panels = panels_of(rows), first_row = part % panels * PANEL_ROWS;
     const segment *of = layer->segments;
     int64_t block = part / panels;
     for (int64_t blocks; block >= (blocks = (of->columns + COLUMNS - 1) / COLUMNS); of++)
@@ -436,7 +425,7 @@ EXPORT void NAME(blocks_linear)(const block_call *call)
     for (int64_t row = take_part(loops); row < call->rows; row = next_part(loops))
         NAME(blocks_read)(layer, call->inputs + row * layer->size, call->rows, row, &call->memory);
     wait_for_parts(loops, call->rows);
-    const int64_t parts = layer->blocks * ((call->rows + PANEL_ROWS - 1) / PANEL_ROWS);
+    const int64_t parts = layer->blocks * panels_of(call->rows);
     for (int64_t part = take_part(loops + 1); part < parts; part = next_part(loops + 1))
         NAME(blocks_part)(layer, &call->memory, call->rows, part, call->output, call->output_floats, 0);
     wait_for_parts(loops + 1, parts);

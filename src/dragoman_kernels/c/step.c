@@ -130,8 +130,7 @@ EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
             norm_states(step, layer->input_norm, scratch->normed);
             read_inputs(&layer->qkv, scratch->normed, normed_bytes, rows, scratch);
         },
-              multiply_part(&layer->qkv, scratch->normed, normed_bytes, rows, part, scratch, model->qkv, heads,
-                                 0));
+              multiply_part(&layer->qkv, scratch->normed, normed_bytes, rows, part, scratch, model->qkv, heads, 0));
         SHARE(rows * shape->kv_heads, , {
             attention_head head =
                 head_of(step, number, layer, part / shape->kv_heads, part % shape->kv_heads, 0, scratch);
@@ -140,19 +139,18 @@ EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
         SHARE(step->run_count * shape->kv_heads, , attend_part(step, number, layer, part, scratch));
         SHARE(panels * layer->out.blocks, read_inputs(&layer->out, model->attended, attended_bytes, rows, scratch),
               multiply_part(&layer->out, model->attended, attended_bytes, rows, part, scratch, model->states,
-                                 hidden, 1));
+                            hidden, 1));
         SHARE(panels * layer->gate_up.blocks, {
             norm_states(step, layer->mlp_norm, scratch->normed);
             read_inputs(&layer->gate_up, scratch->normed, normed_bytes, rows, scratch);
         },
               multiply_part(&layer->gate_up, scratch->normed, normed_bytes, rows, part, scratch, model->gates,
-                                 gates, 0));
+                            gates, 0));
         SHARE(rows, ,
               NAME(gate)(model->gates + part * gates, (char *)model->mlp + part * mlp_bytes, model->intermediate,
                          shape->bf16));
         SHARE(panels * layer->down.blocks, read_inputs(&layer->down, model->mlp, mlp_bytes, rows, scratch),
-              multiply_part(&layer->down, model->mlp, mlp_bytes, rows, part, scratch, model->states, hidden,
-                                 1));
+              multiply_part(&layer->down, model->mlp, mlp_bytes, rows, part, scratch, model->states, hidden, 1));
     }
     const int64_t blocks = model->head.blocks, output_panels = panels_of(step->output_count);
     SHARE((blocks + LOGIT_BLOCKS - 1) / LOGIT_BLOCKS * output_panels, {
@@ -162,7 +160,6 @@ EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
         const int64_t first = part / output_panels * LOGIT_BLOCKS;
         for (int64_t block = first; block < smaller(first + LOGIT_BLOCKS, blocks); block++)
             multiply_part(&model->head, scratch->normed, normed_bytes, step->output_count,
-                               block * output_panels + part % output_panels, scratch, step->logits,
-                               blocks * COLUMNS, 0);
+                          block * output_panels + part % output_panels, scratch, step->logits, blocks * COLUMNS, 0);
     });
 }

@@ -1,4 +1,4 @@
-/* Arguments of a step of all layers of a decoder: the structures in dragoman_text/generation/native/forward.py. */
+/* Arguments of a step of all layers of a decoder: the structures in dragoman_text/generation/native/structures.py. */
 #ifndef DRAGOMAN_STEP_H
 #define DRAGOMAN_STEP_H
 

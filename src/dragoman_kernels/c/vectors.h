@@ -258,34 +258,24 @@ INLINE floats power_of_two(floats shifted) { EACH_QUARTER((quarter)(((bits_quart
 #endif /* ------------------------------------------------------------------------------------------ all forms */
 
 #if defined(FORM_avx2) || WIDE_REGISTERS
-/* The sum of the lanes: lane i and i + 8, then i and i + 4, then i and i + 2, then the last two. */
-INLINE float lane_sum(floats a)
-{
-    __m128 q[4];
-    split(a, q);
-    __m128 four = _mm_add_ps(_mm_add_ps(q[0], q[2]), _mm_add_ps(q[1], q[3]));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
+/* Combine lane i and i + 8, then i and i + 4, then i and i + 2, then the last two, by `add` or `max`. */
+#define COMBINE_LANES(a, operation)                                                                                    \
+    __m128 q[4];                                                                                                       \
+    split(a, q);                                                                                                       \
+    __m128 four = _mm_##operation##_ps(_mm_##operation##_ps(q[0], q[2]), _mm_##operation##_ps(q[1], q[3]));            \
+    __m128 two = _mm_##operation##_ps(four, _mm_movehl_ps(four, four));                                                \
+    return _mm_cvtss_f32(_mm_##operation##_ss(two, _mm_movehdup_ps(two)));
+
+INLINE float lane_sum(floats a) { COMBINE_LANES(a, add) }
+/* The largest lane, of which none is NaN. */
+INLINE float lane_max(floats a) { COMBINE_LANES(a, max) }
 #else
+/* In the same order. */
 INLINE float lane_sum(floats a)
 {
     quarter four = (a.of[0] + a.of[2]) + (a.of[1] + a.of[3]);
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
-#endif
-
-/* The largest lane, of which none is NaN. */
-#if defined(FORM_avx2) || WIDE_REGISTERS
-INLINE float lane_max(floats a)
-{
-    __m128 q[4];
-    split(a, q);
-    __m128 four = _mm_max_ps(_mm_max_ps(q[0], q[2]), _mm_max_ps(q[1], q[3]));
-    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-}
-#else
 INLINE float lane_max(floats a)
 {
     float lanes[LANES], largest;
