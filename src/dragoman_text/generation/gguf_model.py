@@ -2,8 +2,10 @@
 
 import ctypes
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from dragoman_kernels import NoKernels, best_form, function
 from dragoman_kernels.threads import StepThreads
 from dragoman_text.generation.gguf_file import GgufFile, Tensor
+from dragoman_text.generation.native import structures
+from dragoman_text.generation.native.config import COLUMNS, GROUP
 
 log = logging.getLogger("dragoman.generation")
 
 # Types that the kernels of blocks.c multiply.
 MAPPED_TYPES = frozenset(["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 _FLOATS = ("F32", "F16", "BF16")
-GROUP = 32  # inputs that have one scale when they are rounded
-_PART_COLUMNS = 64  # as in blocks.c
-_LOOP_BYTES = 128  # of shared_loop in share.h
 
 
 class NotMapped(Exception):
@@ -38,6 +39,16 @@ class Segment:
     address: int
     head: int = 0
 
+    @property
+    def columns(self) -> int:
+        """Number of rows of the tensor, which are outputs."""
+        return math.prod(self.tensor.shape[:-1])
+
+    def structure(self, first: int = 0) -> structures.Segment:
+        """Return it for the kernels. first: the output of its first row."""
+        type_, row_bytes = self.tensor.type.number, self.tensor.row_bytes
+        return structures.Segment(type_, self.address, self.columns, row_bytes, first, self.head)
+
 
 class BlockKernels:
     """The functions of blocks.c for a file, and the threads that call them. Raises NoKernels.
@@ -48,7 +59,7 @@ class BlockKernels:
     def __init__(self, file: GgufFile) -> None:
         form = best_form()
         self.file, self.threads = file, 1
-        self._linear = function("blocks_linear", form, ctypes.c_int64)
+        self._linear = function("blocks_linear", form, ctypes.c_void_p)
         self._rows = function("blocks_rows", form, *[ctypes.c_int64] * 7)
         self._data = np.frombuffer(file.data, np.uint8)
         self._step_threads = StepThreads()
@@ -59,8 +70,8 @@ class BlockKernels:
     def rows(self, of: Segment, numbers: Sequence[int] | np.ndarray[Any, Any]) -> torch.Tensor:
         """Return rows of a tensor in FP32. Raises IndexError for a row that it does not have."""
         wanted, tensor = np.ascontiguousarray(numbers, np.int64), of.tensor
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < _columns(tensor):
-            raise IndexError(f"rows of '{tensor.name}': expected 0 to below {_columns(tensor)}, got {wanted.max()}")
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < of.columns:
+            raise IndexError(f"rows of '{tensor.name}': expected 0 to below {of.columns}, got {wanted.max()}")
         output = torch.empty(len(wanted), tensor.shape[-1])
         arguments = (tensor.row_bytes, tensor.shape[-1], wanted.ctypes.data, len(wanted), output.data_ptr())
         self._rows(tensor.type.number, of.address, *arguments)
@@ -69,14 +80,12 @@ class BlockKernels:
     def multiply(self, layer: "BlockLayer", inputs: torch.Tensor) -> torch.Tensor:
         """Return the product of inputs [rows, size] with a layer, [rows, outputs], FP32."""
         rows, size = inputs.shape
-        output, loops = torch.empty(rows, layer.outputs), np.zeros(2 * _LOOP_BYTES, np.uint8)
+        output, loops = torch.empty(rows, layer.outputs), np.zeros(2 * structures.COUNTER_BYTES, np.uint8)
         memory, addresses = input_memory(rows * size, rows * layer.float_inputs)
-        call = np.array(
-            (layer.address, inputs.data_ptr(), rows, output.data_ptr(), layer.outputs, *addresses, loops.ctypes.data),
-            np.int64,
-        )
+        outputs = (output.data_ptr(), layer.outputs)
+        call = structures.BlockCall(layer.address, inputs.data_ptr(), rows, *outputs, addresses, loops.ctypes.data)
         keep = (self, layer, inputs, output, loops, memory, call)
-        self._step_threads.run(self._linear, [(call.ctypes.data,)] * self.threads, keep)
+        self._step_threads.run(self._linear, [(ctypes.addressof(call),)] * self.threads, keep)
         return output
 
 
@@ -84,33 +93,32 @@ class BlockLayer:
     """A `block_layer` of blocks.h. float_inputs: inputs that it needs in FP32, all or none."""
 
     def __init__(self, segments: Sequence[Segment], bias: torch.Tensor | None) -> None:
-        columns = [_columns(each.tensor) for each in segments]
+        columns = [each.columns for each in segments]
         self.size, self.outputs = segments[0].tensor.shape[-1], sum(columns)
-        firsts = np.cumsum([0, *columns[:-1]])
+        self.blocks = sum(-(-count // COLUMNS) for count in columns)
+        firsts = accumulate(columns[:-1], initial=0)
+        self._segments = (structures.Segment * len(segments))(
+            *(each.structure(first) for each, first in zip(segments, firsts, strict=True))
+        )
+        self._bias = bias
         floats = [each.tensor.type.name in _FLOATS for each in segments]
-        table = [
-            (each.tensor.type.number, each.address, count, each.tensor.row_bytes, first, each.head)
-            for each, count, first in zip(segments, columns, firsts, strict=True)
-        ]
-        self._segments, self._bias = np.array(table, np.int64), bias
-        self.blocks = sum(-(-count // _PART_COLUMNS) for count in columns)
-        bias_address = 0 if bias is None else bias.data_ptr()
-        kinds = (not all(floats), any(floats))
-        self._layer = np.array([self._segments.ctypes.data, bias_address, self.size, self.blocks, *kinds], np.int64)
-        self.address, self.segments_address = int(self._layer.ctypes.data), int(self._segments.ctypes.data)
         self.float_inputs = self.size if any(floats) else 0
+        self._layer = structures.BlockLayer(
+            ctypes.addressof(self._segments),
+            0 if bias is None else bias.data_ptr(),
+            self.size,
+            self.blocks,
+            rounds=not all(floats),
+            floats=any(floats),
+        )
+        self.address = ctypes.addressof(self._layer)
 
 
-def input_memory(inputs: int, float_inputs: int) -> tuple[torch.Tensor, tuple[int, int, int, int]]:
-    """Return the memory of a `block_inputs` for this many inputs of all rows, and the addresses of its parts."""
+def input_memory(inputs: int, float_inputs: int) -> tuple[torch.Tensor, structures.BlockInputs]:
+    """Return memory for this many inputs of all rows, and the addresses of its parts."""
     sizes = (inputs, inputs // 8, inputs // 4, 4 * float_inputs)  # integers; a scale and two sums for each 32; FP32
     memory = torch.empty(sum(sizes), dtype=torch.uint8)
-    begin = memory.data_ptr()
-    return memory, (begin, begin + sum(sizes[:1]), begin + sum(sizes[:2]), begin + sum(sizes[:3]))
-
-
-def _columns(tensor: Tensor) -> int:
-    return int(np.prod(tensor.shape[:-1]))
+    return memory, structures.BlockInputs(*accumulate(sizes[:-1], initial=memory.data_ptr()))
 
 
 class MappedLinear(nn.Module):
@@ -153,9 +161,8 @@ class MappedEmbedding(nn.Module):
 
     def __init__(self, kernels: BlockKernels, segment: Segment) -> None:
         super().__init__()
-        self._kernels, self._segment, self._layer = kernels, segment, BlockLayer([segment], None)
-        self.num_embeddings = _columns(segment.tensor)
-        self.address = self._layer.segments_address
+        self._kernels, self._segment, self._structure = kernels, segment, segment.structure()
+        self.num_embeddings, self.address = segment.columns, ctypes.addressof(self._structure)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self._kernels.rows(self._segment, tokens.reshape(-1).numpy()).view(*tokens.shape, -1)

@@ -145,8 +145,8 @@ class NativeStep:
             torch.zeros(config.run_rows, config.head_size),
             torch.zeros(config.run_rows, score_count),
         ]
-        inputs, addresses = input_memory(self._rows * self._file_inputs, self._rows * self._file_floats)
-        return StepScratch(*(each.data_ptr() for each in tensors), score_count, *addresses), [*tensors, inputs]
+        memory, inputs = input_memory(self._rows * self._file_inputs, self._rows * self._file_floats)
+        return StepScratch(*(each.data_ptr() for each in tensors), score_count, inputs), [*tensors, memory]
 
     def _layer(self, number: int, window: int) -> DecoderLayer:
         layer, hidden = self._fused.layers[number], self._config.hidden

@@ -1,4 +1,4 @@
-"""Arguments of the kernels: the structures of product.h, attention.h and step.h in dragoman_kernels/c."""
+"""Arguments of the kernels: the structures of blocks.h, product.h, attention.h and step.h in dragoman_kernels/c."""
 
 import ctypes
 
@@ -8,6 +8,46 @@ _ADDRESS, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 COUNTER_BYTES = 128
 # Products of more rows are computed in panels of this many.
 PANEL_ROWS = 96
+
+
+class Segment(ctypes.Structure):
+    """`segment`: rows of weights of one tensor in a file."""
+
+    _fields_ = (
+        ("type", _INTEGER),
+        ("weights", _ADDRESS),
+        *((name, _INTEGER) for name in ("columns", "row_bytes", "first", "head")),
+    )
+
+
+class BlockLayer(ctypes.Structure):
+    """`block_layer`: tensors in a file with the same inputs."""
+
+    _fields_ = (
+        ("segments", _ADDRESS),
+        ("bias", _ADDRESS),
+        *((name, _INTEGER) for name in ("size", "blocks", "rounds", "floats")),
+    )
+
+
+class BlockInputs(ctypes.Structure):
+    """`block_inputs`: memory of the inputs of layers in a file."""
+
+    _fields_ = tuple((name, _ADDRESS) for name in ("values", "scales", "sums", "floats"))
+
+
+class BlockCall(ctypes.Structure):
+    """`block_call`: a layer in a file, outside of a step."""
+
+    _fields_ = (
+        ("layer", _ADDRESS),
+        ("inputs", _ADDRESS),
+        ("rows", _INTEGER),
+        ("output", _ADDRESS),
+        ("output_floats", _INTEGER),
+        ("memory", BlockInputs),
+        ("loops", _ADDRESS),
+    )
 
 
 class LinearLayer(ctypes.Structure):
@@ -114,7 +154,7 @@ class StepScratch(ctypes.Structure):
     _fields_ = (
         *((name, _ADDRESS) for name in ("normed", "sums", "query", "scores")),
         ("score_count", _INTEGER),
-        *((name, _ADDRESS) for name in ("values", "scales", "sums_of_values", "floats")),
+        ("inputs", BlockInputs),
     )
 
 
