@@ -25,6 +25,8 @@ log = logging.getLogger("dragoman.generation")
 # Types that the kernels of blocks.c multiply.
 MAPPED_TYPES = frozenset(["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 _FLOATS = ("F32", "F16", "BF16")
+# Kernels reach up to 16 rows by offsets of 32 bits.
+_MAX_ROW_BYTES = 1 << 27
 
 
 class NotMapped(Exception):
@@ -340,6 +342,8 @@ class _Builder:
             )
         if len(shape) > 1 and shape[-1] % GROUP:
             raise NotMapped(f"tensor '{name}': expected a multiple of {GROUP} inputs, got {shape[-1]}")
+        if tensor.row_bytes > _MAX_ROW_BYTES:
+            raise NotMapped(f"tensor '{name}': expected rows of at most {_MAX_ROW_BYTES} bytes, got {tensor.row_bytes}")
         self._used.add(name)
         return self._kernels.segment(tensor, head)
 

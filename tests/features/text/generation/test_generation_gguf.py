@@ -269,24 +269,26 @@ async def test_converted_weights(
     await model.close()
 
 
+def _keys(hidden: int) -> list[bytes]:
+    sizes = {
+        "attention.head_count": 1,
+        "embedding_length": hidden,
+        "feed_forward_length": 32,
+        "block_count": 1,
+        "context_length": 64,
+    }
+    return [
+        key("general.architecture", 8, "llama"),
+        *(key(f"llama.{name}", 4, value) for name, value in sizes.items()),
+        key("llama.attention.layer_norm_rms_epsilon", 6, 1e-5),
+    ]
+
+
 def _rope(kind: str) -> list[bytes]:
     return [*_KEYS, key("llama.rope.scaling.type", 8, kind)]
 
 
-_KEYS = [
-    key("general.architecture", 8, "llama"),
-    *(
-        key(f"llama.{name}", 4, value)
-        for name, value in {
-            "attention.head_count": 1,
-            "embedding_length": 32,
-            "feed_forward_length": 32,
-            "block_count": 1,
-            "context_length": 64,
-        }.items()
-    ),
-    key("llama.attention.layer_norm_rms_epsilon", 6, 1e-5),
-]
+_KEYS = _keys(32)
 _EMBEDDING, _NORM = tensor("token_embd.weight", [32, 4], 0, 0), tensor("output_norm.weight", [32], 0, 512)
 
 
@@ -318,6 +320,18 @@ def test_what_is_converted(keys: list[bytes], tensors: list[bytes], reason: str,
     with pytest.raises(NotMapped) as caught:
         load_mapped(tmp_path / "a.gguf")
     assert reason in str(caught.value)
+
+
+def test_rows_beyond_the_offsets_of_the_kernels(tmp_path: Path) -> None:
+    hidden = (1 << 25) + 32
+    data = content(_keys(hidden), [tensor("token_embd.weight", [hidden, 1], 0, 0)])
+    with (tmp_path / "a.gguf").open("wb") as file:
+        file.write(data)
+        file.truncate(len(data) + 4 * hidden)  # a hole
+    with pytest.raises(
+        NotMapped, match=r"'token_embd.weight': expected rows of at most 134217728 bytes, got 134217856"
+    ):
+        load_mapped(tmp_path / "a.gguf")
 
 
 async def test_the_tokenizer_in_the_file(model: LanguageModel) -> None:
