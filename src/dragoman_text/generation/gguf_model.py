@@ -72,8 +72,8 @@ class BlockKernels:
     def rows(self, of: Segment, numbers: Sequence[int] | np.ndarray[Any, Any]) -> torch.Tensor:
         """Return rows of a tensor in FP32. Raises IndexError for a row that it does not have."""
         wanted, tensor = np.ascontiguousarray(numbers, np.int64), of.tensor
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < of.columns:
-            raise IndexError(f"rows of '{tensor.name}': expected 0 to below {of.columns}, got {wanted.max()}")
+        if len(missing := wanted[(wanted < 0) | (wanted >= of.columns)]):
+            raise IndexError(f"rows of '{tensor.name}': expected 0 to below {of.columns}, got {missing[0]}")
         output = torch.empty(len(wanted), tensor.shape[-1])
         arguments = (tensor.row_bytes, tensor.shape[-1], wanted.ctypes.data, len(wanted), output.data_ptr())
         self._rows(tensor.type.number, of.address, *arguments)

@@ -13,6 +13,7 @@ from benchmarks import architectures
 from dragoman.core.errors import ModelFailed
 from dragoman.core.text_engine_calls import ResetPrefixCache
 from dragoman_text.generation.gguf_model import NotMapped, load_mapped
+from dragoman_text.generation.native.step import NativeStep
 from dragoman_text.runtimes.llm.model import LanguageModel
 from features.text.generation.helpers import ids, load_model, text
 from features.text.generation.test_generation_gguf_file import content, key, tensor
@@ -255,6 +256,29 @@ async def test_the_same_text_in_any_batch(tmp_path: Path) -> None:
     await model.close()
 
 
+async def test_a_step_with_other_logits_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = NativeStep.__call__
+    monkeypatch.setattr(NativeStep, "__call__", lambda self, cache, rows: 1.2 * step(self, cache, rows))
+    reference = quantized_model(tmp_path, "Q8_0")
+    model = load_model(tmp_path / "a.gguf")
+    assert model.details()["machine_code"] is False
+    assert "the step of the kernels differs by 0.2 from the model's own code and is not used" in caplog.text
+    assert_greedy(reference, ids(await text(model, PROMPT, max_new_tokens=12, ignore_eos=True)))
+    await model.close()
+
+
+@pytest.mark.parametrize("token", [-1, 96])
+def test_tokens_outside_of_the_embedding(token: int, tmp_path: Path) -> None:
+    reference = architectures.save_model(tmp_path, "llama", **SIZES)
+    write_file(tmp_path / "a.gguf", reference)
+    embedding = load_mapped(tmp_path / "a.gguf")[0].model.embed_tokens
+    assert torch.equal(embedding(torch.tensor([[0, 95]]))[0], reference.model.embed_tokens.weight[[0, 95]])
+    with pytest.raises(IndexError, match=rf"rows of 'token_embd.weight': expected 0 to below 96, got {token}"):
+        embedding(torch.tensor([[0, token, 3]]))
+
+
 async def test_converted_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +335,11 @@ _EMBEDDING, _NORM = tensor("token_embd.weight", [32, 4], 0, 0), tensor("output_n
             "'token_embd.weight': expected the shape [4, 32], got [4, 64]",
         ),
         (_KEYS, [tensor("token_embd.weight", [32, 4], 20, 0)], "'token_embd.weight': expected a type of BF16, F16"),
+        (
+            _keys(40),
+            [tensor("token_embd.weight", [40, 4], 0, 0)],
+            "'token_embd.weight': expected a multiple of 32 inputs, got 40",
+        ),
         (_KEYS, [_EMBEDDING], "the file has no tensor 'output_norm.weight'"),
         (_KEYS, [_EMBEDDING, _NORM], "the file has no tensor 'blk.0.attn_q.weight'"),
     ],
