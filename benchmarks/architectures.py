@@ -118,7 +118,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
 }
 _MAX_PARAMETERS = 20_000_000
-_SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 def tiny_config(model_type: str, **options: Any) -> Any:
@@ -132,8 +132,8 @@ def _shrink(kind: Any, options: Mapping[str, Any]) -> Any:
     for name, value in defaults.items():
         if name in _BY_NAME and isinstance(value, int) and not isinstance(value, bool):
             values[name] = _BY_NAME[name]
-        elif name in _SPECIAL:
-            values[name] = _SPECIAL[name]
+        elif name in SPECIAL:
+            values[name] = SPECIAL[name]
         elif name == "layer_types" and isinstance(value, list) and value:
             kinds = list(dict.fromkeys(value))
             values[name] = [kinds[i % len(kinds)] for i in range(4)]
@@ -145,9 +145,9 @@ def _shrink(kind: Any, options: Mapping[str, Any]) -> Any:
     return kind(**{**values, **options})
 
 
-def tokenizer() -> Any:
+def tokenizer(vocabulary: int = VOCABULARY) -> Any:
     """Return a tokenizer of words w3, w4, ..."""
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, vocabulary)}}
     inner = Tokenizer(WordLevel(words, unk_token="<pad>"))
     inner.pre_tokenizer = WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(
@@ -171,7 +171,7 @@ def save_model(folder: Path, model_type: str, factory: Any = transformers.AutoMo
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
-    model.generation_config = transformers.GenerationConfig(**_SPECIAL)
+    model.generation_config = transformers.GenerationConfig(**SPECIAL)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return factory.from_pretrained(folder).eval()  # computed weights, such as positions, are not saved
@@ -200,26 +200,27 @@ _ENCODERS = (
 )
 
 
-def _expected(model: Any, prompt: Sequence[int]) -> list[int]:
-    source = torch.tensor([prompt])
+def expected_text(model: Any, prompt: Sequence[int], new: int) -> list[int]:
+    """Return the tokens that transformers generates greedily."""
+    source = torch.tensor([prompt], device=model.device)
     start = 1 if model.config.is_encoder_decoder else len(prompt)
     with torch.inference_mode():
         (row,) = model.generate(
-            source, attention_mask=torch.ones_like(source), max_new_tokens=_NEW, do_sample=False, eos_token_id=None
+            source, attention_mask=torch.ones_like(source), max_new_tokens=new, do_sample=False, eos_token_id=None
         )
     tokens: list[int] = row[start:].tolist()
     return tokens
 
 
-async def _generated(model: LanguageModel) -> list[list[int]]:
-    """Return the completions of all prompts, alone and then together."""
+async def generated_texts(model: LanguageModel, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
+    """Return the tokens of all prompts, alone and then of twice as many together; close the model."""
 
-    async def tokens(prompt: tuple[int, ...]) -> list[int]:
-        call = Generate(prompts=(prompt,), sampling=Sampling(max_new_tokens=_NEW, ignore_eos=True))
+    async def tokens(prompt: Sequence[int]) -> list[int]:
+        call = Generate(prompts=(tuple(prompt),), sampling=Sampling(max_new_tokens=new, ignore_eos=True))
         return [token.id async for chunk in model.generate(call) for token in chunk.texts[0].tokens]
 
-    alone = [await tokens(prompt) for prompt in _PROMPTS]
-    together = await asyncio.gather(*(tokens(prompt) for prompt in _PROMPTS * 2))
+    alone = [await tokens(prompt) for prompt in prompts]
+    together = await asyncio.gather(*(tokens(prompt) for prompt in (*prompts, *prompts)))
     await model.close()
     return [*alone, *together]
 
@@ -232,7 +233,7 @@ def measure(model_type: str, factory: Any, folder: Path) -> str:
         print(f"  {model_type}: {type(error).__name__}: {error}"[:200])
         return "no model"
     try:
-        expected = [_expected(original, prompt) for prompt in _PROMPTS]
+        expected = [expected_text(original, prompt, _NEW) for prompt in _PROMPTS]
     except Exception as error:
         print(f"  {model_type}: {type(error).__name__}: {error}"[:200])
         return "not generated"
@@ -240,7 +241,7 @@ def measure(model_type: str, factory: Any, folder: Path) -> str:
     model = LanguageModel(ModelSpec(name=model_type, uri=str(folder), parameters=options))
     try:
         model.load()
-        if asyncio.run(_generated(model)) != expected * 3:
+        if asyncio.run(generated_texts(model, _PROMPTS, _NEW)) != expected * 3:
             return _DIFFERENT
     except Exception as error:
         print(f"  {model_type}: {error}"[:200])

@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from benchmarks.architectures import SPECIAL, tokenizer
 
 VOCABULARY = 640
-_SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
@@ -68,7 +66,7 @@ def save_architecture(folder: Path, name: str) -> Any:
     """Save a small model of an architecture in FP32 and return it; also weights that begin as 0 or 1 are random."""
     model_type, options = ARCHITECTURES[name]
     torch.manual_seed(3)
-    config = transformers.CONFIG_MAPPING[model_type](**options, **_SPECIAL)
+    config = transformers.CONFIG_MAPPING[model_type](**options, **SPECIAL)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -80,7 +78,7 @@ def save_architecture(folder: Path, name: str) -> Any:
 def save_llama(folder: Path, size: str, device: str) -> Path:
     """Save a Llama in BF16, initialized on the device."""
     torch.manual_seed(3)
-    config = transformers.LlamaConfig(**SIZES[size], **_SPECIAL)
+    config = transformers.LlamaConfig(**SIZES[size], **SPECIAL)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -99,12 +97,7 @@ def write_parameters(folder: Path, **parameters: Any) -> None:
 
 
 def _save(folder: Path, model: Any, vocabulary: int) -> Any:
-    model.generation_config = transformers.GenerationConfig(**_SPECIAL)
+    model.generation_config = transformers.GenerationConfig(**SPECIAL)
     model.save_pretrained(folder)
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, vocabulary)}}
-    inner = Tokenizer(WordLevel(words, unk_token="<pad>"))
-    inner.pre_tokenizer = WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<pad>"
-    ).save_pretrained(folder)
+    tokenizer(vocabulary).save_pretrained(folder)
     return model

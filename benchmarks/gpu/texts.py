@@ -1,17 +1,16 @@
 """Texts of several architectures, compared with those of transformers on the same device."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from benchmarks.architectures import expected_text, generated_texts
 from benchmarks.gpu.models import ARCHITECTURES, VOCABULARY, save_architecture
-from dragoman.core.calls import Generate
 from dragoman.core.spec import ModelSpec
-from dragoman.core.text import Sampling
 from dragoman_text.generation.pretrained import TOLERANCE
 from dragoman_text.runtimes.llm.model import LanguageModel
 
@@ -37,42 +36,19 @@ def check(
 def _check(folder: Path, name: str, dtype: str, device: str, new: int) -> dict[str, Any]:
     save_architecture(folder, name)
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device).eval()
-    expected = [_greedy(reference, prompt, new) for prompt in PROMPTS]
-    found, details = asyncio.run(_generated(folder, dtype, device, new))
+    expected = [expected_text(reference, prompt, new) for prompt in PROMPTS]
+    # On a CPU, as on a GPU, PyTorch computes with the weights as they are.
+    options = {"dtype": dtype, "device": device, "cache_memory": 0.5, "packed": False, "threads": 1}
+    model = LanguageModel(ModelSpec(name="m", uri=str(folder), parameters=options))
+    model.load()
+    found = asyncio.run(generated_texts(model, PROMPTS, new))
+    details = {key: model.details()[key] for key in ("forward", "device", "dtype", "cuda_graphs")}
     row: dict[str, Any] = {"equal": 0, "rounding": 0, "wrong": 0}
     for number, tokens in enumerate(found):
         row[_judge(reference, PROMPTS[number % len(PROMPTS)], tokens, expected[number % len(PROMPTS)])] += 1
     different = {tuple(tokens) for tokens in expected}
     used = {token for tokens in expected for token in tokens}
     return {**row, "different_texts": len(different), "different_tokens": len(used), **details}
-
-
-def _greedy(model: Any, prompt: Sequence[int], new: int) -> list[int]:
-    source = torch.tensor([prompt], device=model.device)
-    with torch.inference_mode():
-        (row,) = model.generate(
-            source, attention_mask=torch.ones_like(source), max_new_tokens=new, do_sample=False, eos_token_id=None
-        )
-    tokens: list[int] = row[len(prompt) :].tolist()
-    return tokens
-
-
-async def _generated(folder: Path, dtype: str, device: str, new: int) -> tuple[list[list[int]], Mapping[str, Any]]:
-    """Return the texts of all prompts, alone and then of twice as many together, and what the model says of itself."""
-    # On a CPU, as on a GPU, PyTorch computes with the weights as they are.
-    options = {"dtype": dtype, "device": device, "cache_memory": 0.5, "packed": False, "threads": 1}
-    model = LanguageModel(ModelSpec(name="m", uri=str(folder), parameters=options))
-    model.load()
-
-    async def tokens(prompt: Sequence[int]) -> list[int]:
-        call = Generate(prompts=(tuple(prompt),), sampling=Sampling(max_new_tokens=new, ignore_eos=True))
-        return [token.id async for chunk in model.generate(call) for token in chunk.texts[0].tokens]
-
-    alone = [await tokens(prompt) for prompt in PROMPTS]
-    together = await asyncio.gather(*(tokens(prompt) for prompt in PROMPTS * 2))
-    details = {key: model.details()[key] for key in ("forward", "device", "dtype", "cuda_graphs")}
-    await model.close()
-    return [*alone, *together], details
 
 
 def _judge(model: Any, prompt: Sequence[int], found: list[int], expected: list[int]) -> str:
