@@ -5,6 +5,8 @@ import os
 import platform
 import sysconfig
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -29,10 +31,13 @@ def _optimised() -> bool:
     return "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of installed packages."""
-    found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
-    return {name: found[name] for name in _PACKAGES if name in found}
+def versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def describe() -> str:

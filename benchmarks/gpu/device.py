@@ -1,24 +1,25 @@
 """The device and the software of a measurement, and the limits of its speed: memory bandwidth, matrix products."""
 
-import importlib.metadata
 import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from benchmarks import machine
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "triton", "numpy", "onnxruntime", "onnxruntime-gpu", "tritonclient")
-_PACKAGES_MORE = ("grpcio", "protobuf", "uvloop", "httptools", "orjson", "msgspec", "safetensors", "cuda-bindings")
+_PACKAGES = (
+    *("torch", "transformers", "tokenizers", "safetensors", "triton", "cuda-bindings", "numpy", "onnxruntime"),
+    *("onnxruntime-gpu", "tritonclient", "grpcio", "protobuf", "uvloop", "httptools", "orjson", "msgspec"),
+)
 
 
 def describe(device: str) -> dict[str, Any]:
     """Return the names and versions of the machine, the device and packages."""
-    found: dict[str, Any] = {"machine": machine.machine(), "packages": _versions(), "device": device}
+    found: dict[str, Any] = {"machine": machine.machine(), "packages": machine.versions(_PACKAGES), "device": device}
     if device.startswith("cuda"):
         properties = torch.cuda.get_device_properties(device)
         found |= {
@@ -69,16 +70,6 @@ def seconds(run: Callable[[], object], device: str, rounds: int = 20) -> float:
             times.append(time.perf_counter() - began_s)
     median: float = statistics.median(times)
     return median
-
-
-def _versions() -> Mapping[str, str]:
-    versions = {}
-    for name in (*_PACKAGES, *_PACKAGES_MORE):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
 
 
 def _driver() -> str:

@@ -6,6 +6,7 @@ import random
 import re
 import statistics
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,7 @@ def measure_server(
     began_s, rows = time.monotonic(), []
     with serving([folder], log) as (_, port, _):
         ready_s = time.monotonic() - began_s
-        details = asyncio.run(_get(port, f"/v2/models/{folder.name}"))
+        details = json.loads(_get(port, f"/v2/models/{folder.name}"))
         for count in clients:
             found, before = [], (0.0, 0.0)
             # The first round warms up: its shapes are recorded.
@@ -50,10 +51,10 @@ def measure_server(
                 if turn > 1 and time.monotonic() - began_s > limit_s:
                     break
                 if turn == 1:
-                    before = asyncio.run(_decode_steps(port))
+                    before = _decode_steps(port)
                 texts = prompts(count, details["details"]["vocabulary"], 1000 * count + turn)
                 found.append(asyncio.run(_round(port, folder.name, texts, new)))
-            steps = [after - first for first, after in zip(before, asyncio.run(_decode_steps(port)), strict=True)]
+            steps = [after - first for first, after in zip(before, _decode_steps(port), strict=True)]
             step_ms = round(1e3 * steps[0] / max(1.0, steps[1]), 3)
             rows.append({"clients": count, **_summary(found[1:], new), "engine_step_ms": step_ms})
     return {"ready_s": round(ready_s, 1), "model": details, "rows": rows}
@@ -120,9 +121,9 @@ async def _client(port: int, name: str, prompt: Sequence[int], new: int, began_s
     return moments
 
 
-async def _decode_steps(port: int) -> tuple[float, float]:
+def _decode_steps(port: int) -> tuple[float, float]:
     """Return the seconds and the number of the engine's steps without prompts so far."""
-    text = await _read(port, "/metrics")
+    text = _get(port, "/metrics")
     name = "dragoman_text_step_seconds"
     found = [
         re.search(rf'^{name}_{part}{{[^}}]*method="decode"[^}}]*}} (\S+)', text, re.M) for part in ("sum", "count")
@@ -131,16 +132,10 @@ async def _decode_steps(port: int) -> tuple[float, float]:
     return first, second
 
 
-async def _get(port: int, path: str) -> Any:
-    return json.loads(await _read(port, path))
-
-
-async def _read(port: int, path: str) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-    answer = await reader.read()
-    writer.close()
-    return answer.partition(b"\r\n\r\n")[2].decode()
+def _get(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+        text: str = response.read().decode()
+    return text
 
 
 # --- transformers ----------------------------------------------------------------------------------------
