@@ -27,8 +27,8 @@ def _norm_kernel(states, weight, output, stride, eps, size: tl.constexpr, block:
 
 @triton.jit
 def _gate_kernel(gate_up, output, size, block: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * block + tl.arange(0, block)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < size
     gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
@@ -115,7 +115,8 @@ def gated(gate_up: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) * up of contiguous rows [rows, gate and up]."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty(rows, size)
-    _gate_kernel[(triton.cdiv(size, _BLOCK), rows)](gate_up, output, size, _BLOCK)
+    # Rows first, as in each kernel: a grid has at most 65,535 programs in its other directions.
+    _gate_kernel[(rows, triton.cdiv(size, _BLOCK))](gate_up, output, size, _BLOCK)
     return output
 
 
