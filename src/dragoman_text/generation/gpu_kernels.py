@@ -56,14 +56,9 @@ def _rotate_kernel(
     y = tl.load(begin + half + at, mask=inside, other=0.0).to(tl.float32)
     if norm:
         scale = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(y * y, 0)) / (2 * half) + eps)
-        is_query = inside & (head < queries)
-        is_key = inside & (head >= queries)
-        weight = tl.load(query_weight + at, mask=is_query, other=0.0) + tl.load(key_weight + at, mask=is_key, other=0.0)
-        x = x * scale * weight.to(tl.float32)
-        query_weight += half
-        key_weight += half
-        weight = tl.load(query_weight + at, mask=is_query, other=0.0) + tl.load(key_weight + at, mask=is_key, other=0.0)
-        y = y * scale * weight.to(tl.float32)
+        weight = query_weight if head < queries else key_weight
+        x = x * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+        y = y * scale * tl.load(weight + half + at, mask=inside, other=0.0).to(tl.float32)
     # Cosines and then sines of both halves; the sines of the first half are negated.
     table = rotary + row * 4 * half
     cosine = tl.load(table + at, mask=inside, other=0.0).to(tl.float32)
