@@ -103,11 +103,13 @@ _GENERATION_TESTS = (
     "generation_faults",
     "generation_folder",
     "generation_formats",
+    "generation_gpu_kernels",
     "generation_grammars",
     "generation_reference",
     "generation_sampling",
     "generation_scheduler",
     "generation_speculation",
+    "generation_step_graphs",
     "generation_steps",
     "generation_templates",
     "generation_text",
@@ -200,7 +202,7 @@ TARGETS = (
             "tests/features/text/apis/test_chat_templates.py",
             "tests/features/text/apis/test_model_defaults.py",
         ),
-        without=("quantized*.py", "gguf*.py"),
+        without=("quantized*.py", "gguf*.py", "gpu_kernels.py"),  # the last one runs on a GPU, or in an interpreter
     ),
     Target(
         "mlserver",
