@@ -124,11 +124,12 @@ def build(output: Path, objects: Path, *, target: str = "", sanitize: bool = Fal
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         list(pool.map(_run, jobs))
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Another name first: a process may have the present library in memory.
-    fresh = output.with_name(f"{output.name}.{os.getpid()}")
     sanitizers = _SANITIZE[:1] if sanitize else ()
-    _link([*ours, "-shared", *sanitizers, "-o", str(fresh), *map(str, compiled)])
-    os.replace(fresh, output)
+    # Elsewhere first: a process may have the present library in memory, and linkers for Windows write other files too.
+    with tempfile.TemporaryDirectory(dir=output.parent) as folder:
+        fresh = Path(folder, output.name)
+        _link([*ours, "-shared", *sanitizers, "-o", str(fresh), *map(str, compiled)])
+        os.replace(fresh, output)
     stamp.write_text(made_from)
     return True
 

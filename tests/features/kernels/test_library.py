@@ -2,12 +2,14 @@
 
 import ctypes
 import platform
+import sys
 from pathlib import Path
 
 import pytest
 
 import dragoman_kernels
 from dragoman_kernels import NoKernels
+from dragoman_kernels.build import build, library_name
 from features.kernels.forms import forms
 
 FORMS = forms()
@@ -56,3 +58,24 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             dragoman_kernels._library()
     finally:
         dragoman_kernels._library.cache_clear()
+
+
+# Links as linkers for Windows do: with files beside the library.
+_LINKER = """
+import sys
+from pathlib import Path
+output = Path(sys.argv[sys.argv.index("-o") + 1])
+output.write_text("compiled")
+if "-shared" in sys.argv:
+    output.with_suffix(".pdb").write_text("")
+    output.with_name("import.lib").write_text("")
+"""
+
+
+def test_a_build_leaves_the_library_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "linker.py").write_text(_LINKER)
+    monkeypatch.setenv("CC", f"{sys.executable} {tmp_path / 'linker.py'}")
+    output = tmp_path / "package" / library_name()
+    assert build(output, tmp_path / "objects")
+    assert output.read_text() == "compiled"
+    assert sorted(path.name for path in output.parent.iterdir()) == [output.name, f"{output.name}.made-from"]
