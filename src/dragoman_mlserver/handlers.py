@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import parse_qsl
 
 from dragoman.core.calls import Handle, Handled, Request
@@ -92,10 +92,9 @@ class Arguments:
 
     def __init__(self, function: Callable[..., Any], path: Container[str]) -> None:
         self._function = function
-        hints = _hints(function)
         self._parameters = [
-            HandlerParameter.of(p, hints.get(p.name, Any), path)
-            for p in inspect.signature(function).parameters.values()
+            HandlerParameter.of(p, Any if p.annotation is p.empty else p.annotation, path)
+            for p in _signature(function)
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
         self._dependencies = {
@@ -132,11 +131,13 @@ class Arguments:
 # --- in ------------------------------------------------------------------------------------------------------
 
 
-def _hints(method: Callable[..., Any]) -> dict[str, Any]:
+def _signature(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function, or of the constructor of a class, with their annotations evaluated."""
     try:
-        return {name: without_aliases(hint) for name, hint in get_type_hints(method, include_extras=True).items()}
+        found = inspect.signature(function, eval_str=True).parameters.values()
+        return [p.replace(annotation=without_aliases(p.annotation)) for p in found]
     except (NameError, TypeError):  # an annotation that exists only for type checkers
-        return {}
+        return list(inspect.signature(function).parameters.values())
 
 
 def _kinds(hint: Any) -> Sequence[Any]:
@@ -166,7 +167,7 @@ def _value(name: str, given: Any, hint: Any, default: Any) -> Any:
 def _as(kind: Any, given: Any) -> Any:
     """Convert `given` to an object of `kind`. Raises ValueError, TypeError or OverflowError."""
     kind = get_origin(kind) or kind
-    if kind is Any or not isinstance(kind, type) or kind is inspect.Parameter.empty:
+    if kind is Any or not isinstance(kind, type):
         return given
     if kind is bool and isinstance(given, str):
         if given.lower() not in _TRUE | _FALSE:
