@@ -119,7 +119,18 @@ _GENERATION_TESTS = (
     "message_forms",
     "token_sampler",
 )
-_MLSERVER_TESTS = ("columns", "doctor", "files", "folder", "huggingface", "module", "runtimes", "settings")
+_MLSERVER_TESTS = (
+    "columns",
+    "doctor",
+    "files",
+    "folder",
+    "handlers",
+    "huggingface",
+    "models",
+    "module",
+    "runtimes",
+    "settings",
+)
 _TRITON_TESTS = (
     "backend",
     "config",
@@ -207,7 +218,10 @@ TARGETS = (
     Target(
         "mlserver",
         ("dragoman_mlserver/**/*.py",),
-        tuple(f"tests/features/mlserver/test_mlserver_{part}.py" for part in _MLSERVER_TESTS),
+        (
+            *(f"tests/features/mlserver/test_mlserver_{part}.py" for part in _MLSERVER_TESTS),
+            "tests/runtimes/test_mlflow_scoring.py",
+        ),
     ),
     Target(
         "triton",

@@ -45,6 +45,26 @@ def _quotient(data: Any, _: dict[str, Any]) -> Any:
     return (data["a"] / data["b"]).to_numpy()
 
 
+def _differences(data: Any, _: dict[str, Any]) -> Any:
+    return {"d": data["u"] - data["v"], "first": data["u"][:1]}
+
+
+# MLServer's class, by the name of the model: which of the saved ones it serves.
+OF_MLSERVER = {"of_mlserver": "table", "of_arrays": "tensor", "of_columns": "columns", "of_tensors": "tensors"}
+# Datatype and content type of each type of column.
+COLUMNS = {
+    "boolean": ("BOOL", "np"),
+    "integer": ("INT32", "np"),
+    "long": ("INT64", "np"),
+    "float": ("FP32", "np"),
+    "double": ("FP64", "np"),
+    "string": ("BYTES", "str"),
+    "binary": ("BYTES", "base64"),
+    "datetime": ("BYTES", "datetime"),
+    "object": ("BYTES", "pd_json"),
+}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _import_mlflow() -> None:
     """Import it when a test runs: collection in another process of pytest-xdist does not need it."""
@@ -65,11 +85,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensor = types.Schema([types.TensorSpec(np.dtype("float32"), (-1, 3))])
     _save(folder, "tensor", _sums, models.ModelSignature(inputs=tensor))
     _save(folder, "quotient", _quotient)
-    place = folder / "of_mlserver"
-    place.mkdir()
-    settings = {"name": "of_mlserver", "implementation": "mlserver_mlflow.MLflowRuntime"}
-    settings["parameters"] = {"uri": str(folder / "table")}  # type: ignore[assignment]
-    (place / "model-settings.json").write_text(json.dumps(settings))
+    every = [types.ColSpec(kind, kind) for kind in COLUMNS if kind != "object"]
+    every.append(types.ColSpec(types.schema.Array("long"), "object"))
+    unnamed = types.Schema([types.ColSpec("long")])
+    _save(folder, "columns", _table, models.ModelSignature(inputs=types.Schema(every), outputs=unnamed))
+    tensors = types.Schema([types.TensorSpec(np.dtype("float32"), (-1, 3), name) for name in ("u", "v")])
+    _save(folder, "tensors", _differences, models.ModelSignature(inputs=tensors, outputs=tensor))
+    for name, saved in OF_MLSERVER.items():
+        (folder / name).mkdir()
+        parameters = {"uri": str(folder / saved), "version": "2"}
+        settings = {"name": name, "implementation": "mlserver_mlflow.MLflowRuntime", "parameters": parameters}
+        (folder / name / "model-settings.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -165,8 +191,8 @@ def test_without_the_text_apis(folder: Path) -> None:
         unnamed = client.post("/invocations", json=body)
         assert unnamed.status_code == 400
         assert unnamed.json()["error"] == (
-            "several models answer /invocations: of_mlserver, quotient, table, tensor; "
-            "name one, as in /models/of_mlserver/invocations"
+            "several models answer /invocations: columns, of_arrays, of_columns, of_mlserver, of_tensors; "
+            "name one, as in /models/columns/invocations"
         )
         assert client.post("/models/none/invocations", json=body).status_code == 404
         assert client.get("/models/tensor/invocations").status_code == 404
@@ -180,6 +206,48 @@ def test_errors_of_a_model_have_no_traceback(ours: TestClient, theirs: dict[str,
     assert "stack_trace" in wanted.json()
     assert answer.status_code == wanted.status_code == 400
     assert answer.json() == {name: wanted.json()[name] for name in ("error_code", "message")}
+
+
+def test_metadata_of_models_of_mlserver(ours: TestClient) -> None:
+    found = ours.get("/v2/models/of_columns").json()
+    assert {each["name"]: (each["datatype"], each["parameters"]["content_type"]) for each in found["inputs"]} == COLUMNS
+    assert {tuple(each["shape"]) for each in found["inputs"]} == {(-1, 1)}
+    assert [each["name"] for each in found["outputs"]] == ["output-0"]
+    assert found["parameters"] == {"content_type": "pd"}
+    found = ours.get("/v2/models/of_tensors").json()
+    parameters = {"content_type": "np"}
+    assert found["inputs"] == [
+        {"name": name, "datatype": "FP32", "shape": [-1, 3], "parameters": parameters} for name in ("u", "v")
+    ]
+    assert found["parameters"] == {"content_type": "dict"}
+    found = ours.get("/v2/models/of_arrays").json()
+    assert ([each["name"] for each in found["inputs"]], found["outputs"]) == (["input-0"], [])
+    assert found["parameters"] == {"content_type": "np"}
+
+
+def _tensor(name: str, datatype: str, data: list[Any], *shape: int, **parameters: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "data": data, "shape": shape or [len(data)], "parameters": parameters}
+
+
+def test_inference_of_models_of_mlserver(ours: TestClient) -> None:
+    inputs = [_tensor("a", "INT64", [1, 2]), _tensor("b", "FP64", [0.5, 1.5]), _tensor("c", "BYTES", ["x", "y"])]
+    for factor, expected in ((2, [2.5, 5.5]), (10, [10.5, 21.5])):
+        body = {"inputs": inputs, "parameters": {"factor": factor} if factor != 2 else {}}
+        found = ours.post("/v2/models/of_mlserver/infer", json=body).json()
+        assert (found["model_version"], found["parameters"]) == ("2", {"content_type": "pd"})
+        assert {each["name"]: each["data"] for each in found["outputs"]}["sum"] == expected
+    u, v = _tensor("u", "FP32", [1, 2, 3, 4, 5, 6], 2, 3), _tensor("v", "FP32", [1] * 6, 2, 3)
+    found = ours.post("/v2/models/of_tensors/infer", json={"inputs": [u, v]}).json()
+    assert found["parameters"] == {"content_type": "dict"}
+    assert {each["name"]: (each["shape"], each["data"]) for each in found["outputs"]} == {
+        "d": ([2, 3], [0, 1, 2, 3, 4, 5]),
+        "first": ([1, 3], [1, 2, 3]),
+    }
+    (sums,) = ours.post("/v2/models/of_arrays/infer", json={"inputs": [{**u, "name": "any"}]}).json()["outputs"]
+    assert (sums["name"], sums["data"]) == ("output-1", [6, 15])
+    wrong = ours.post("/v2/models/of_arrays/infer", json={"inputs": [_tensor("any", "FP32", [1, 2], 1, 2)]})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"].startswith("MLflow rejects the inputs: Shape of input (1, 2) does not match")
 
 
 def test_limits(ours: TestClient) -> None:

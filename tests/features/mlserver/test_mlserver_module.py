@@ -8,15 +8,17 @@ import sys
 import venv
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, List  # noqa: UP035 - models have it in their annotations
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pytest
 
 import dragoman
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman_mlserver.mlserver import MLModel, ModelSettings, codecs, grpc, raw, types, utils
+from dragoman_mlserver.mlserver import MLModel, ModelSettings, Settings, codecs, errors, grpc, raw, types, utils
+from dragoman_mlserver.mlserver.codecs import base
 from dragoman_mlserver.mlserver.codecs import json as json_codec
 from dragoman_mlserver.mlserver.codecs.errors import CodecNotFound, InputsNotFound, OutputNotFound
 from dragoman_mlserver.mlserver.codecs.utils import SingleInputRequestCodec
@@ -232,6 +234,173 @@ def test_custom_codecs() -> None:
     request = types.InferenceRequest(inputs=[value], parameters={"content_type": "reversed"})
     assert model().decode_request(request) == "cba"
     assert ReversedRequest.encode_response("m", "xy").outputs[0].data.root == ["yx"]
+
+
+def test_codecs_of_one_tensor_convert_requests_and_responses() -> None:
+    array = np.array([1.5, 2.5])
+    sent = codecs.NumpyRequestCodec.encode_request(array)
+    assert (sent.parameters, [each.name for each in sent.inputs]) == (types.Parameters(content_type="np"), ["input-1"])
+    assert codecs.NumpyRequestCodec.decode_request(sent).tolist() == [[1.5], [2.5]]
+    assert codecs.NumpyRequestCodec.decode(sent) is codecs.get_decoded(sent.inputs[0])
+    answer = codecs.NumpyRequestCodec.encode("m", array, "3")
+    assert (answer.model_name, answer.model_version, answer.outputs[0].name) == ("m", "3", "output-1")
+    value = codecs.NumpyRequestCodec.decode_response(answer)
+    assert value.tolist() == [[1.5], [2.5]]
+    assert codecs.NumpyRequestCodec.decode_response(answer) is value
+    two = types.InferenceResponse(model_name="m", outputs=[*answer.outputs, *answer.outputs])
+    with pytest.raises(codecs.CodecError, match="content type 'np': expected one output, got 2"):
+        codecs.NumpyRequestCodec.decode_response(two)
+    assert not SingleInputRequestCodec.can_encode(array)
+    assert [codecs.NumpyRequestCodec.can_encode(each) for each in (array, ["x"])] == [True, False]
+
+
+def test_old_names_of_methods_of_codecs() -> None:
+    output = codecs.StringCodec.encode("x", ["a"])
+    assert (type(output), output.name, list(output.data)) == (types.ResponseOutput, "x", ["a"])
+    assert codecs.StringCodec.decode(types.RequestInput(**vars(output))) == ["a"]
+    assert codecs.StringCodec.decode_output(output) == ["a"]
+    answer = codecs.PandasCodec.encode("m", pd.DataFrame({"a": [1]}), "2")
+    assert (answer.model_name, answer.model_version) == ("m", "2")
+    pd.testing.assert_frame_equal(codecs.PandasCodec.decode_response(answer), pd.DataFrame({"a": [1]}))
+    assert codecs.PandasCodec.decode(codecs.PandasCodec.encode_request(pd.DataFrame({"a": [5]})))["a"].tolist() == [5]
+
+
+@pytest.mark.parametrize("kind", [codecs.InputCodec, codecs.RequestCodec])
+def test_a_codec_without_methods_cannot_convert(kind: Any) -> None:
+    assert (kind.ContentType, kind.TypeHint, kind.can_encode(1)) == ("", type(None), False)
+    names = [name for name in vars(kind) if name.startswith(("encode", "decode"))]
+    assert len(names) == 6
+    for name in names:
+        with pytest.raises(NotImplementedError):
+            getattr(kind, name)(*("x", 1) if name.startswith("encode") and "request" not in name else (1,))
+
+
+def test_codecs_are_found_by_content_type_value_or_annotation() -> None:
+    array = np.ones(1)
+    for whole, find in ((False, base.find_input_codec), (True, base.find_request_codec)):
+        numbers: Any = codecs.NumpyRequestCodec if whole else codecs.NumpyCodec
+        text: Any = codecs.StringRequestCodec if whole else codecs.StringCodec
+        assert find("np", ["a"], list[str]) is numbers  # the content type goes first
+        assert find(None, array, list[str]) is numbers
+        assert find(type_hint=List[str]) is text  # noqa: UP006
+        assert find(type_hint=npt.NDArray[np.float64]) is numbers
+        assert (find("other"), find(payload=object()), find(type_hint=list[float]), find()) == (None,) * 4
+    assert base.find_input_codec_by_payload(array) is codecs.NumpyCodec
+    assert base.find_request_codec_by_payload(array) is codecs.NumpyRequestCodec
+    assert base.find_input_codec_by_type_hint(list[bytes]) is codecs.Base64Codec
+    assert base.find_request_codec_by_type_hint(pd.DataFrame) is codecs.PandasCodec
+    assert base.find_request_codec_by_type_hint(int) is None
+
+
+def test_columns_of_a_table_may_have_a_custom_codec() -> None:
+    @codecs.register_input_codec
+    class Shouted(codecs.InputCodec):
+        ContentType = "shouted"
+
+        @classmethod
+        def decode_input(cls, request_input: types.RequestInput) -> Any:
+            return [f"{each}!" for each in codecs.StringCodec.decode_input(request_input)]
+
+    column = types.RequestInput(
+        name="a", datatype="BYTES", shape=[2, 1], data=["x", "y"], parameters={"content_type": "shouted"}
+    )
+    table = codecs.PandasCodec.decode_request(types.InferenceRequest(inputs=[column]))
+    assert table.to_dict("list") == {"a": ["x!", "y!"]}
+
+
+def test_values_without_a_codec() -> None:
+    request = types.InferenceRequest(inputs=[NUMBERS.copy()])
+    assert (codecs.has_decoded(request), codecs.get_decoded(request)) == (False, None)
+    assert codecs.get_decoded_or_raw(request) is request
+    assert codecs.get_decoded_or_raw(request.inputs[0]) is request.inputs[0].data
+    assert codecs.decode_request_input(request.inputs[0]) is None
+    request.inputs[0].parameters = types.Parameters(content_type="np")
+    assert codecs.decode_inference_request(request) is request
+    assert codecs.has_decoded(request.inputs[0])
+    assert codecs.get_decoded(request.inputs[0]).tolist() == [1, 2]
+    assert codecs.decode_request_input(request.inputs[0], {"a": types.MetadataTensor(**OF_TEXT)}).tolist() == [1, 2]
+    with pytest.raises(InvalidInput, match="unknown content type 'nope' of a request"):
+        model().decode_request(types.InferenceRequest(inputs=[], parameters={"content_type": "nope"}))
+    with pytest.raises(InvalidInput, match="input 'a': unknown content type 'nope'"):
+        model().decode(NUMBERS.copy(update={"parameters": types.Parameters(content_type="nope")}))
+    with pytest.raises(InvalidInput, match="output 'z': unknown content type 'nope'"):
+        model().encode([1], types.RequestOutput(name="z", parameters={"content_type": "nope"}))
+
+
+OF_TEXT: dict[str, Any] = {
+    "name": "a", "datatype": "BYTES", "shape": [-1], "parameters": {"content_type": "str"}
+}  # fmt: skip
+
+
+def test_defaults_of_a_model() -> None:
+    mine = model(platform="p", versions=["1", "2"], outputs=[{**OF_TEXT, "parameters": {"content_type": "base64"}}])
+    assert (mine.name, mine.version, mine.ready, mine.settings.name) == ("m", None, False, "m")
+    assert asyncio.run(mine.metadata()) == types.MetadataModelResponse(
+        name="m", versions=["1", "2"], platform="p", inputs=[], outputs=mine.outputs
+    )
+    assert asyncio.run(mine.load()) is asyncio.run(mine.unload()) is True
+    with pytest.raises(NotImplementedError, match="predict\\(\\) method not implemented"):
+        asyncio.run(MLModel(mine.settings).predict(types.InferenceRequest(inputs=[])))
+    with pytest.raises(NotImplementedError, match="predict_stream\\(\\) method not implemented"):
+        mine.predict_stream(None)
+    mine.inputs, mine.outputs = mine.outputs, []
+    assert ([each.name for each in mine.inputs], mine.settings.outputs) == (["a"], [])
+    # the metadata choose the codec of an output, the request goes before them
+    mine.outputs = mine.inputs
+    assert mine.encode([b"x"], types.RequestOutput(name="a")).data.root == [b"eA=="]
+    wanted = types.RequestOutput(name="a", parameters={"content_type": "str"})
+    assert mine.encode(["x"], wanted).data.root == ["x"]
+    assert mine.encode(5, types.RequestOutput(name="y"), codecs.NumpyCodec).shape == [1]
+    answer = mine.encode_response({"a": 1}, default_codec=_AnyCodec)
+    assert (answer.model_name, answer.model_version, answer.id) == ("m", None, "{'a': 1}")
+    assert mine.decode_request(types.InferenceRequest(id="7", inputs=[]), default_codec=_AnyCodec) == "7"
+
+
+class _AnyCodec(codecs.RequestCodec):
+    @classmethod
+    def encode_response(
+        cls, model_name: str, payload: Any, model_version: str | None = None, **_: Any
+    ) -> types.InferenceResponse:
+        return types.InferenceResponse(model_name=model_name, model_version=model_version, id=str(payload), outputs=[])
+
+    @classmethod
+    def decode_request(cls, request: types.InferenceRequest) -> Any:
+        return request.id
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (errors.MLServerError("x"), 400, "x"),
+        (errors.MLServerError("x", 503), 503, "x"),
+        (errors.InvalidModelURI("m"), 400, "Invalid URI specified for model m"),
+        (errors.InvalidModelURI("m", "u"), 400, "Invalid URI specified for model m (u)"),
+        (errors.ModelNotFound("m"), 404, "Model m not found"),
+        (errors.ModelNotFound("m", "2"), 404, "Model m with version 2 not found"),
+        (errors.ModelNotReady("m"), 400, "Model m is not ready yet."),
+        (errors.ModelNotReady("m", "2"), 400, "Model m with version 2 is not ready yet."),
+        (errors.InferenceError("x"), 400, "x"),
+        (errors.ModelParametersMissing("m"), 400, "Parameters missing for model m"),
+        (codecs.CodecError("x"), 400, "There was an error encoding / decoding the payload: x"),
+        (CodecNotFound(is_input=True), 400, "Codec not found for input field"),
+        (CodecNotFound("n", "t"), 400, "Codec not found for output field with name 'n' and type t"),
+        (CodecNotFound(is_request=True, is_input=True), 400, "Codec not found for input request"),
+        (CodecNotFound(None, "t", is_request=True), 400, "Codec not found for output response with type t"),
+        (
+            OutputNotFound(1, int, ["a", "b"]),
+            400,
+            "Unexpected output value at position '1' (<class 'int'>). Expected outputs are 'a', 'b' outputs.",
+        ),
+        (
+            InputsNotFound([NUMBERS, WORDS], {"x": int}),
+            400,
+            "Input 'a', 'b' were not found. Available inputs are 'x'.",
+        ),
+    ],
+)
+def test_errors_have_the_texts_and_statuses_of_mlserver(error: Any, status: int, message: str) -> None:
+    assert (error.status_code, str(error)) == (status, message)
+    assert isinstance(error, errors.MLServerError)
 
 
 # --- decode_args ----------------------------------------------------------------------------------------------------
@@ -497,6 +666,93 @@ def test_settings_of_a_file_know_its_folder(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").touch()
     settings = ModelSettings.parse_file(path)
     assert asyncio.run(utils.get_model_uri(settings)) == str(tmp_path / "weights.bin")
+    assert (settings.name, settings._source) == ("m", str(path))
+
+
+def test_the_file_of_a_model(tmp_path: Path) -> None:
+    def found(uri: str | None, *names: str, source: Path | None = None) -> str:
+        settings = ModelSettings.from_fields(
+            {"name": "m", "parameters": None if uri is None else {"uri": uri}}, str(source or tmp_path / "settings")
+        )
+        return asyncio.run(utils.get_model_uri(settings, names))
+
+    (tmp_path / "a").mkdir()
+    assert found("a", "y", "x") == str(tmp_path / "a")
+    (tmp_path / "a" / "x").touch()
+    assert found("a", "y", "x") == str(tmp_path / "a" / "x")
+    (tmp_path / "a" / "y").touch()
+    assert found("a", "y", "x") == str(tmp_path / "a" / "y")
+    assert found("a/x", "y") == str(tmp_path / "a" / "x")
+    for uri, message in ((None, "Invalid URI specified for model m"), ("", "Invalid URI specified for model m")):
+        with pytest.raises(errors.InvalidModelURI) as error:
+            found(uri)
+        assert str(error.value) == message
+    with pytest.raises(errors.InvalidModelURI, match=f"for model m \\({tmp_path}/b\\)"):
+        found("b")
+    assert utils.to_absolute_path(ModelSettings(name="m"), "u") == "u"
+
+
+def test_small_functions_of_the_module() -> None:
+    assert len({utils.generate_uuid() for _ in range(3)}) == 3
+    assert len(utils.generate_uuid()) == 36
+    wrapped = codecs.decode_args(test_raw_contents_of_tensors)
+    assert utils.get_wrapped_method(wrapped) is test_raw_contents_of_tensors
+    ended: list[Any] = []
+
+    async def run() -> None:
+        async def work() -> int:
+            return 5
+
+        task = utils.schedule_with_callback(work(), lambda task: ended.append(task.result()))
+        await task
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert ended == [5]
+    request = utils.insert_headers(types.InferenceRequest(inputs=[], parameters={"k": 1}), {"a": "b"})
+    assert request.parameters == types.Parameters(k=1, headers={"a": "b"})
+    arrays = types.RequestInput(name="x", datatype="FP32", shape=[1], data=[1])
+    assert codecs.adapted.to_dtype(arrays) == np.dtype("float32")
+    assert codecs.adapted.to_datatype(bool) == "BOOL"
+    assert codecs.adapted.encode_str("é") == b"\xc3\xa9"
+    assert [codecs.adapted.decode_str(each) for each in (b"\xc3\xa9", "é")] == ["é", "é"]
+    assert codecs.adapted.decode_str(b"\xe9", "latin-1") == "é"
+
+
+def test_settings_have_the_defaults_of_mlserver() -> None:
+    assert Settings(other=1).model_dump() == {
+        "debug": False,
+        "parallel_workers": 1,
+        "host": "127.0.0.1",
+        "http_port": 8080,
+        "grpc_port": 8081,
+        "other": 1,
+    }
+    assert Settings(cors_settings={}).cors_settings.model_dump() == {  # type: ignore[union-attr]
+        "allow_origins": [],
+        "allow_credentials": False,
+        "allow_methods": ["GET"],
+        "allow_headers": [],
+        "expose_headers": [],
+        "max_age": 600,
+    }
+    settings = ModelSettings(name="m", implementation=MLModel, parameters={"uri": "u", "own": 1})
+    assert settings.implementation_ is settings.implementation is MLModel
+    assert settings.model_dump(exclude={"implementation"}) == {
+        "name": "m",
+        "platform": "",
+        "versions": [],
+        "inputs": [],
+        "outputs": [],
+        "warm_workers": False,
+        "max_batch_size": 0,
+        "max_batch_time": 0.0,
+        "parameters": {"uri": "u", "autogenerate_inference_pool_gid": False, "extra": {}, "own": 1},
+        "cache_enabled": False,
+    }
+    settings.versions.append("1")
+    assert ModelSettings().versions == []  # each object has lists of its own
+    assert (settings.version, ModelSettings().version, ModelSettings().name) == (None, None, "")
 
 
 def test_a_codec_derived_from_another_one_may_use_it() -> None:
