@@ -133,6 +133,7 @@ _MLSERVER_TESTS = (
 )
 _TRITON_TESTS = (
     "backend",
+    "calls",
     "config",
     "ensembles",
     "instances",

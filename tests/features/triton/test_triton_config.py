@@ -81,6 +81,19 @@ def call(*arrays: Any) -> Infer:
         ),
         ('input { name: "a" data_type: TYPE_INT8 dims: 1 format: FORMAT_NCHW }', 2, "expected 3 dims"),
         ('input { name: "a" data_type: TYPE_INT8 dims: 1 is_shape_tensor: true }', 2, "only TensorRT"),
+        ('input { name: "a" data_type: TYPE_INT8 dims: 1\n reshape { shape: [ 0 ] } }', 3, "any length, got [0]"),
+        ('model_warmup { name: "w" batch_size: 0 }', 2, "expected 1 to 1, got 0"),
+        ('max_batch_size: 4\nmodel_warmup { name: "w" batch_size: 5 }', 3, "expected 1 to 4, got 5"),
+        *(
+            (f'model_warmup {{ name: "w" batch_size: 1\n inputs {{ key: "I" value {{ {given} }} }} }}', 3, message)
+            for given, message in (
+                ("dims: 1 zero_data: true", "'I': expected a data_type and dims from 1"),
+                ("data_type: TYPE_INT8 dims: 0 zero_data: true", "'I': expected a data_type and dims from 1"),
+                ("data_type: TYPE_INT8 dims: 1", "'I': expected zero_data, random_data or input_data_file"),
+            )
+        ),
+        ("dynamic_batching { priority_levels: 3 }", 2, "expected 1 to 3, the number of priority_levels, got 0"),
+        ('default_model_filename: ".."', 2, "expected the name of a file in the version folder"),
         ("instance_group { count: -2 }", 2, "field 'instance_group[0].count': expected 1 or more, got -2"),
         ("model_warmup { batch_size: 1 }", 2, "field 'model_warmup[0].name'"),
         ('model_warmup { name: "w" batch_size: 5 }', 2, "field 'model_warmup[0].batch_size': expected 1 to 1, got 5"),
@@ -145,6 +158,23 @@ def test_backends_that_are_not_supported(tmp_path: Path, config: str, message: s
         (('value: "IN"', 'value: "else"'), "field 'input[0]': 'IN' is not used by any step"),
         (('name: "OUT"', 'name: "none"'), "field 'output[0]': 'none' is not produced by any step"),
         (('"ensemble"', '"ensemble" instance_group { }'), "field 'instance_group': not allowed in an ensemble"),
+        (('input_map { key: "x" value: "IN" }', ""), "step[0].input_map': expected a pair of tensors or more"),
+        (
+            (
+                'input_map { key: "x" value: "IN" }',
+                'input_map { key: "x" value: "IN" } input_map { key: "z" value: "w" }',
+            ),
+            "field 'ensemble_scheduling': no step and no input produces w",
+        ),
+        (
+            (
+                'step [ { model_name: "a" model_version: -1\n'
+                'input_map { key: "x" value: "IN" } output_map { key: "y" value: "OUT" } } ]',
+                "",
+            ),
+            "field 'ensemble_scheduling': expected one step or more",
+        ),
+        (('"ensemble"', '"ensemble" optimization { }'), "field 'optimization': not allowed in an ensemble"),
         (('output_map { key: "y" value: "OUT" }', ""), "step[0].output_map': expected a pair of tensors or more"),
     ],
 )

@@ -173,6 +173,16 @@ def test_why_a_backend_is_not_supported() -> None:
     assert unsupported_reason("", "") == f"{known}, or a version folder with a file such as model.onnx or model.py"
     assert unsupported_reason("mine", "").startswith(f"{known}; if it is a shared library, rewrite it as a Triton")
     assert unsupported_reason("", "mine") == unsupported_reason("mine", "")
-    for name in ("mxnet", "mxnet_mxnet", "caffe2", "caffe2_netdef", "torch_aoti", "fil", "vllm", "tensorrtllm", "dali"):
-        assert not unsupported_reason(name, "").startswith("expected one of")
-        assert unsupported_reason("", name) == unsupported_reason(name, "other")
+    for names, reason, way_out in (
+        ("mxnet mxnet_mxnet", "MXNet is retired upstream", "with mxnet.onnx.export_model (MXNet 1.9)"),
+        ("caffe2 caffe2_netdef", "Caffe2 is retired upstream", "with caffe2.python.onnx of PyTorch before 2.0"),
+        ("torch_aoti", "packages of AOTInductor are not supported: ", "write the program with torch.export.save"),
+        ("fil", "the FIL backend is not supported: ", "the file of XGBoost, LightGBM or scikit-learn itself"),
+        ("vllm", "the vLLM backend is not supported: ", 'the model with runtime = "vllm" in dragoman.toml'),
+        ("tensorrtllm", "TensorRT-LLM is not supported: ", "the folder that save_pretrained writes, by llm or vllm"),
+        ("dali", "DALI pipelines are not supported: rewrite it", "serve the model's file by one of our runtimes"),
+    ):
+        for name in names.split():
+            found = unsupported_reason(name, "")
+            assert (found.startswith(reason), found.endswith(way_out)) == (True, True), found
+            assert unsupported_reason("", name) == found == unsupported_reason(name, "other")

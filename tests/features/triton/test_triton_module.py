@@ -54,6 +54,111 @@ def test_parts_of_a_configuration() -> None:
     assert pb_utils.using_decoupled_model_transaction_policy({**config, **policy})
 
 
+# --- requests and responses: the errors are Triton's own words --------------------------------------------------
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+SENDER = "Unable to send response. "
+
+
+@pytest.mark.parametrize(
+    ("is_decoupled", "sends", "error"),
+    [
+        (True, [(True, 0), (True, 0), (False, FINAL)], ""),
+        (True, [(False, FINAL)], ""),
+        (True, [(True, FINAL)], ""),
+        (False, [(True, FINAL)], ""),
+        (False, [(True, 0), (False, FINAL)], ""),
+        (True, [(True, 2)], SENDER + "Unsupported flag provided."),
+        (True, [(True, FINAL), (True, 0)], SENDER + "Response sender has been closed."),
+        (True, [(False, 0)], "Inference Response object must be provided when the response flags is set to zero."),
+        (False, [(True, 0), (True, FINAL)], SENDER + "Non-decoupled model cannot send more than one response."),
+        (
+            False,
+            [(False, FINAL)],
+            SENDER + "Non-decoupled model cannot send complete final before sending a response.",
+        ),
+    ],
+)
+def test_senders_of_responses(is_decoupled: bool, sends: list[tuple[bool, int]], error: str) -> None:
+    sent: list[tuple[bool, bool]] = []
+    sender = pb_utils.InferenceResponseSender(
+        lambda response, is_last: sent.append((response is not None, is_last)), lambda: False, is_decoupled=is_decoupled
+    )
+
+    def send(has_response: bool, flags: int) -> None:
+        sender.send(pb_utils.InferenceResponse() if has_response else None, flags)
+
+    accepted = sends[:-1] if error else sends
+    for each in accepted:
+        send(*each)
+    if error:
+        with pytest.raises(pb_utils.TritonModelException) as raised:
+            send(*sends[-1])
+        assert str(raised.value) == error
+    assert sent == [(has_response, flags == FINAL) for has_response, flags in accepted]
+
+
+def test_fields_of_requests() -> None:
+    bare = pb_utils.InferenceRequest()
+    found = (bare.model_name, bare.model_version, bare.request_id(), bare.correlation_id(), bare.flags())
+    assert found == ("", -1, "", 0, 0)
+    assert (bare.timeout(), bare.parameters(), bare.trace(), bare.inputs()) == (0, "{}", None, [])
+    assert (bare.requested_output_names(), bare.is_cancelled(), bare.preferred_memory().preferred_memory_type) == (
+        [],
+        False,
+        pb_utils.TRITONSERVER_MEMORY_CPU,
+    )
+    assert (pb_utils.MemoryType(2, 1).preferred_memory_type, pb_utils.MemoryType(2, 1).preferred_device_id) == (2, 1)
+    assert pb_utils.MemoryType(2).preferred_device_id == 0
+    bare.set_flags(3)
+    assert bare.flags() == 3
+    for flags in (0, 3):
+        with pytest.raises(pb_utils.TritonModelException, match=f"Unsupported release flags: {flags}"):
+            bare.set_release_flags(flags)
+    with pytest.raises(pb_utils.TritonModelException, match="only with iterative_sequence: true"):
+        bare.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    bare.may_be_rescheduled = True
+    for flags, is_again in ((pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, True), (1, False)):
+        bare.set_release_flags(flags)
+        assert bare.is_rescheduled is is_again
+    with pytest.raises(pb_utils.TritonModelException, match="only requests that the server has sent have a response"):
+        bare.get_response_sender()
+    bare.sender = pb_utils.InferenceResponseSender(lambda *_: None, lambda: True, is_decoupled=True)
+    assert not bare.uses_sender
+    assert bare.get_response_sender() is bare.sender
+    assert (bare.uses_sender, bare.is_cancelled()) == (True, True)
+    named = pb_utils.InferenceRequest(request_id=b"i", inputs=[pb_utils.Tensor("a", np.ones(1))])  # type: ignore[arg-type]
+    assert named.request_id() == "i"
+    tensor = pb_utils.get_input_tensor_by_name(named, "a")
+    assert (tensor is named.inputs()[0], pb_utils.get_input_tensor_by_name(named, "b")) == (True, None)
+
+
+def test_fields_of_responses() -> None:
+    tensor = pb_utils.Tensor("a", np.ones(1))
+    response = pb_utils.InferenceResponse((tensor,), parameters={"b": True, "i": 1, "f": 0.5, "s": "x"})
+    assert pb_utils.get_output_tensor_by_name(response, "a") is tensor
+    assert pb_utils.get_output_tensor_by_name(response, "b") is None
+    assert (response.has_error(), response.error()) == (False, None)
+    assert response.parameters() == '{"b": true, "i": 1, "f": 0.5, "s": "x"}'
+    error = pb_utils.TritonError("no", pb_utils.TritonError.NOT_FOUND)
+    failed = pb_utils.InferenceResponse(error=error)
+    assert (failed.has_error(), failed.error(), failed.output_tensors(), failed.parameters()) == (True, error, [], "{}")
+    assert (str(error), error.message(), error.code()) == ("no", "no", 2)
+    assert pb_utils.TritonError("x").code() == pb_utils.TritonError.INTERNAL == 1
+    given: Any
+    for given, message in (
+        ({"output_tensors": [1]}, "output_tensors: expected a list of Tensor"),
+        ({"parameters": [1]}, "str as the keys and bool/int/str as the values, got <class 'list'>"),
+        ({"parameters": {1: 2}}, "Expect parameters keys to have type str, found type <class 'int'>"),
+        ({"parameters": {"a": []}}, "Expect parameters values to have type bool/int/str, found type <class 'list'>"),
+    ):
+        with pytest.raises(pb_utils.TritonModelException, match=message):
+            pb_utils.InferenceResponse(**given)
+    for code in (-1, 8, "1"):
+        with pytest.raises(pb_utils.TritonModelException, match="expected a code of TritonError, got"):
+            pb_utils.TritonError("x", code)  # type: ignore[arg-type]
+
+
 class OnDevice:
     """An array of a GPU: only its copy in the memory of the CPU can be read."""
 

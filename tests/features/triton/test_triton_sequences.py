@@ -278,6 +278,23 @@ STATE = 'state {\n input_name: "S" output_name: "T" data_type: TYPE_INT8 dims: 2
         ('state {\n input_name: "S" }', 2, "expected the name of the output that is the next state"),
         ('state {\n input_name: "S" output_name: "T" dims: 0 }', 2, "'S': expected a data_type and dims from 1"),
         (STATE + "\n initial_state { dims: 3 zero_data: true } }", 4, "expected the dims [2], got [3]"),
+        (STATE + "\n initial_state { dims: 0 zero_data: true } }", 4, "expected the dims [2], got [0]"),
+        (
+            STATE + "\n initial_state { dims: 2 zero_data: true }\n initial_state { dims: 2 zero_data: true } }",
+            4,
+            "expected one initial state, got 2",
+        ),
+        (
+            STATE + "\n initial_state { dims: 2 data_type: TYPE_INT32 zero_data: true } }",
+            4,
+            "initial_state.data_type': expected that of the state 'S'",
+        ),
+        ("control_input {\n control { int32_false_true: [ 0, 1 ] } }", 2, "expected the name of an input of the model"),
+        (
+            'control_input { name: "A"\n control { int32_false_true: [ 0, 1 ] fp32_false_true: [ 0, 1 ] } }',
+            3,
+            "expected two values",
+        ),
         (STATE + "\n initial_state { dims: 2 } }", 4, "expected zero_data or data_file"),
         (STATE + '\n initial_state { dims: 2 data_file: "../x" } }', 4, "expected the name of a file in the folder"),
     ],
