@@ -47,6 +47,10 @@ class Process:
         stats = filter(None, map(_stat, self.pids()))
         return sum(int(f[11]) + int(f[12]) for f in stats) / _TICKS
 
+    def open_files(self) -> int:
+        """Return the number of open files of all processes."""
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.pids())
+
     def memory_mib(self) -> dict[str, float]:
         """Return PSS, RSS and `own_mib` of all processes.
 

@@ -2,7 +2,9 @@
 
 It runs in its own process, so that the attacker does not share its interpreter lock.
 
-usage: python -m benchmarks.attack.client HTTP_PORT GRPC_PORT
+usage: python -m benchmarks.attack.client HTTP_PORT GRPC_PORT [TOKEN]
+
+GRPC_PORT is 0 for a server without gRPC. TOKEN is the credential of its inferences.
 
 For each input line it prints one line of JSON: the measurements since the last one.
 """
@@ -12,7 +14,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -74,7 +76,8 @@ class Probe(threading.Thread):
 
 
 def main() -> None:
-    http_port, grpc_port = map(int, sys.argv[1:])
+    http_port, grpc_port = map(int, sys.argv[1:3])
+    headers = {"authorization": f"Bearer {sys.argv[3]}"} if len(sys.argv) > 3 else {}
     connection = http.client.HTTPConnection("127.0.0.1", http_port, timeout=_LIMIT_S)
     channel = grpc.insecure_channel(f"127.0.0.1:{grpc_port}")
     live = channel.unary_unary(
@@ -89,8 +92,8 @@ def main() -> None:
 
     probes = {
         "health_http": Probe("health_http", lambda: _health(http_port)),
-        "health_grpc": Probe("health_grpc", grpc_health),
-        "infer": Probe("infer", lambda: _infer(connection)),
+        "health_grpc": Probe("health_grpc", grpc_health if grpc_port else lambda: None),
+        "infer": Probe("infer", lambda: _infer(connection, headers)),
     }
     for probe in probes.values():
         probe.start()
@@ -116,9 +119,9 @@ def _closing(connection: http.client.HTTPConnection) -> Iterator[http.client.HTT
         connection.close()
 
 
-def _infer(connection: http.client.HTTPConnection) -> None:
+def _infer(connection: http.client.HTTPConnection, headers: Mapping[str, str]) -> None:
     try:
-        connection.request("POST", "/v2/models/doubled/infer", _BODY)
+        connection.request("POST", "/v2/models/doubled/infer", _BODY, headers)
         response = connection.getresponse()
         text = response.read()
     except (OSError, http.client.HTTPException):

@@ -17,12 +17,18 @@ def post(
     compressed: bool = False,
     content_type: str = "application/json",
     accept: str = "",
+    limit_s: float = _LIMIT_S,
+    **more: str,
 ) -> str:
-    """Send a body, compressed if `packed`, and return the status, the beginning of the response and the duration."""
+    """Send a body, compressed if `compressed`, and return the status, the beginning of the response and the duration.
+
+    `more` are further headers, with `_` for `-`.
+    """
     headers = {"content-type": content_type} | ({"accept": accept} if accept else {})
+    headers |= {name.replace("_", "-"): value for name, value in more.items()}
     if compressed:
         body, headers["content-encoding"] = gzip.compress(body, 6), "gzip"
-    connection = http.client.HTTPConnection(target.host, target.http_port, timeout=_LIMIT_S)
+    connection = http.client.HTTPConnection(target.host, target.http_port, timeout=limit_s)
     began_s = time.monotonic()
     try:
         connection.request("POST", path, body, headers)

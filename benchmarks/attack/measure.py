@@ -9,14 +9,19 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.attack.attack import AimMissedError, Attack, Target
+from benchmarks.attack.attack import SLACK_FILES, AimMissedError, Attack, Target
 from benchmarks.attack.server import run_server
 from benchmarks.processes import ROOT, peak_memory
+
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """Times in ms; memory (`own_mib`) in MiB of all processes of the server; `missed` lists the aims not met."""
+    """Times in ms; memory (`own_mib`) in MiB, and open files, of all processes of the server.
+
+    `missed` lists the aims not met.
+    """
 
     name: str
     about: str
@@ -30,6 +35,8 @@ class Result:
     memory_peak: float = 0.0
     memory_after: float = 0.0
     memory_limit: float | None = None
+    files_before: int = 0
+    files_after: int = 0
     missed: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -39,11 +46,12 @@ class Result:
 def measure(attack: Attack, idle_s: float = 1.0) -> Result:
     """Run an attack on a new server, with `idle_s` before the attack and between its end and the reading of memory."""
     result = Result(name=attack.name, about=attack.about, memory_limit=attack.memory_limit_mib)
-    with run_server(attack.models, attack.options, attack.max_files) as target, _client(target) as client:
+    with run_server(attack) as target, _client(target, attack.token) as client:
         time.sleep(idle_s)
         before = _report(client)
         result.before_ms = max(before["health_http"]["longest_ms"], before["health_grpc"]["longest_ms"])
         result.memory_before = target.process.memory_mib()["own_mib"]
+        result.files_before = target.process.open_files()
         with peak_memory(target.process, "own_mib") as peak:
             _run(attack, target, result)
             time.sleep(idle_s)
@@ -53,10 +61,12 @@ def measure(attack: Attack, idle_s: float = 1.0) -> Result:
         waits = _report(client)
         result.memory_peak = peak[0]
         result.memory_after = target.process.memory_mib()["own_mib"]
+        result.files_after = target.process.open_files()
+        log = target.process.log.read_text(errors="replace")
     result.health_http_ms = waits["health_http"]["longest_ms"]
     result.health_grpc_ms = waits["health_grpc"]["longest_ms"]
     result.infer_ms = waits["infer"]["longest_ms"]
-    result.missed += find_missed_aims(attack, result, waits)
+    result.missed += find_missed_aims(attack, result, waits, log)
     return result
 
 
@@ -69,7 +79,9 @@ def _run(attack: Attack, target: Target, result: Result) -> None:
     result.took_s = time.monotonic() - began_s
 
 
-def find_missed_aims(attack: Attack, result: Result, waits: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def find_missed_aims(
+    attack: Attack, result: Result, waits: Mapping[str, Mapping[str, Any]], log: str = ""
+) -> list[str]:
     """Return the aims that are missed, as messages; `waits` as in `benchmarks.attack.client.Waits`."""
     missed = []
     for name, longest_ms in (("HTTP", result.health_http_ms), ("gRPC", result.health_grpc_ms)):
@@ -81,12 +93,17 @@ def find_missed_aims(attack: Attack, result: Result, waits: Mapping[str, Mapping
     grown = result.memory_peak - result.memory_before
     if result.memory_limit is not None and grown > result.memory_limit:
         missed.append(f"memory grew by {grown:.0f} MiB, limit {result.memory_limit:.0f}")
+    if (kept := result.files_after - result.files_before) > SLACK_FILES:
+        missed.append(f"{kept} more open files after the attack, limit {SLACK_FILES}")
+    if _TRACEBACK in log:
+        missed.append(f"a traceback in the log: {log.partition(_TRACEBACK)[2].strip()[-200:]!r}")
     return missed
 
 
 @contextmanager
-def _client(target: Target) -> Iterator[subprocess.Popen[str]]:
+def _client(target: Target, token: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "benchmarks.attack.client", str(target.http_port), str(target.grpc_port)]
+    command += [token] if token else []
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         try:
             while not _report(client)["infer"]["probes"]:  # warm-up

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 import dragoman
 
@@ -32,6 +33,29 @@ class Texts(dragoman.Model):
 
     def infer(self, call: dragoman.Infer) -> NDArray[np.int64]:
         return np.array([call.inputs["x"].data.size])
+
+
+class Pictures(dragoman.Model):
+    """Return the sides of pictures."""
+
+    placement = "process"
+
+    def predict(self, picture: list[Image.Image]) -> NDArray[np.int64]:
+        return np.array([side for each in picture for side in each.size])
+
+
+class Total(dragoman.Model):
+    """Add the inputs of a sequence."""
+
+    inputs = (dragoman.TensorSpec("x", dragoman.INT64, (1,)),)
+    outputs = (dragoman.TensorSpec("total", dragoman.INT64, (1,)),)
+    sequences = dragoman.SequenceOptions(idle_s=600)
+
+    def infer(self, call: dragoman.Infer) -> NDArray[np.int64]:
+        state = call.sequence.state
+        assert state is not None
+        state["total"] = state.get("total", 0) + int(call.inputs["x"].data[0])
+        return np.array([state["total"]])
 
 
 class Large(dragoman.Model):

@@ -1,14 +1,16 @@
 """Values that do not fit their content type are rejected; the error names input, content type and element."""
 
+import io
+import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from dragoman.codecs.codec import CODECS
 from dragoman.codecs.decode import NO_DEFAULTS, Defaults, decode_input, decode_request, encode_answer, encode_output
-from dragoman.codecs.image import PillowImageCodec
+from dragoman.codecs.image import PillowImageCodec, image_decoder
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import UINT8
 from dragoman.core.errors import InvalidInput, InvalidOutput
@@ -173,6 +175,42 @@ def test_images_from_files_base64_and_pixels() -> None:
         PillowImageCodec.to_value(Tensor(np.zeros((2, 3, 7), np.uint8), UINT8), "input 'x'")
     with pytest.raises(InvalidInput, match="expected one of the formats PNG"):
         PillowImageCodec.to_tensor(image, format="EPS")
+
+
+def png(side: int) -> bytes:
+    """Return a small file of a large picture, of which the pixels are missing."""
+    header = b"IHDR" + side.to_bytes(4, "big") * 2 + bytes([1, 0, 0, 0, 0])
+    chunks = [header, b"IDAT" + zlib.compress(bytes((side // 8 + 1) * side)), b"IEND"]
+    parts = ((len(c) - 4).to_bytes(4, "big") + c + zlib.crc32(c).to_bytes(4, "big") for c in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def jpeg_of_scans(scans: int, progressive: bool) -> bytes:
+    """Return a JPEG with a scan for all pixels that is there several times."""
+    file = io.BytesIO()
+    Image.new("L" if progressive else "CMYK", (8, 8)).save(file, "JPEG", progressive=progressive)
+    head, scan, _ = (content := file.getvalue()[:-2]).rpartition(b"\xff\xda")
+    return content + (scan + content[len(head) + 2 :]) * (scans - content.count(scan)) + b"\xff\xd9"
+
+
+@pytest.mark.parametrize(
+    ("elements", "message"),
+    [
+        ([png(9000)], "expected at most 67108864 pixels, got 9000 x 9000"),
+        ([png(8192)] * 5, "expected at most 268435456 pixels in all images, got more"),
+        ([jpeg_of_scans(101, True)], "expected a JPEG of at most 100 scans, got 101"),
+        ([jpeg_of_scans(101, False)], "expected a JPEG of at most 100 scans, got 101"),
+    ],
+)
+def test_files_that_expand_are_rejected(elements: list[bytes], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: None)  # the pixels are never needed
+    with pytest.raises(InvalidInput, match=message):
+        PillowImageCodec.to_value(Tensor.of(elements), "input 'x'")
+    decode = image_decoder()
+    with pytest.raises(InvalidInput, match=f"input 'x': .*{message}"):
+        for element in elements:
+            decode(element, "input 'x'")
+    assert image_decoder()(jpeg_of_scans(100, True), "input 'x'").size == (8, 8)
 
 
 @pytest.mark.parametrize("content_type", ["str", "base64", "datetime"])

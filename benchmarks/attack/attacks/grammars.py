@@ -72,7 +72,7 @@ def _large(target: Target) -> str:
 
 def _run_attack(target: Target, bodies_by_path: Sequence[tuple[str, Mapping[str, Any]]], at_once: int) -> str:
     bodies = [(path, json.dumps(body).encode()) for path, body in bodies_by_path]
-    with _texts(target) as waits, ThreadPoolExecutor(at_once) as attackers:
+    with texts_beside(target) as waits, ThreadPoolExecutor(at_once) as attackers:
         results = list(attackers.map(lambda item: post(target, *item), bodies))
     longest = max(waits)
     note = f"{len(results)} requests; {len(waits)} short completions of the same model took up to {longest:.0f} ms"
@@ -82,8 +82,11 @@ def _run_attack(target: Target, bodies_by_path: Sequence[tuple[str, Mapping[str,
 
 
 @contextmanager
-def _texts(target: Target) -> Iterator[list[float]]:
-    """Request short completions in a thread; yield their durations in ms. Raises AimMissedError if one failed."""
+def texts_beside(target: Target, headers: Mapping[str, str] = {}) -> Iterator[list[float]]:
+    """Request short completions with these headers in a thread; yield their durations in ms.
+
+    Raises AimMissedError if one failed.
+    """
     waits: list[float] = []
     errors: list[str] = []
     stopped = threading.Event()
@@ -92,12 +95,12 @@ def _texts(target: Target) -> Iterator[list[float]]:
         while not stopped.is_set():
             began_s = time.monotonic()
             try:
-                _text(target)
+                _text(target, headers)
             except (OSError, ValueError, http.client.HTTPException) as error:
                 errors.append(f"a short completion failed: {type(error).__name__}: {error}")
             waits.append((time.monotonic() - began_s) * 1000)
 
-    _text(target)
+    _text(target, headers)
     thread = threading.Thread(target=work)
     thread.start()
     try:
@@ -109,11 +112,11 @@ def _texts(target: Target) -> Iterator[list[float]]:
         raise AimMissedError(errors[0])
 
 
-def _text(target: Target) -> None:
+def _text(target: Target, headers: Mapping[str, str]) -> None:
     connection = http.client.HTTPConnection(target.host, target.http_port, timeout=_LIMIT_S)
     try:
         body = {"inputs": "The", "parameters": {"max_new_tokens": 8, "ignore_eos_token": True}}
-        connection.request("POST", f"/predictions/{_MODEL}", json.dumps(body), {"content-type": "application/json"})
+        connection.request("POST", f"/predictions/{_MODEL}", json.dumps(body), dict(headers))
         response = connection.getresponse()
         text = response.read()
         if response.status != 200:

@@ -63,7 +63,7 @@ def _slow_bodies(target: Target) -> str:
     return _trickle(target, f"{_HEAD}Content-Length: 60000\r\n\r\n", lambda _: b" ")
 
 
-def _unread(target: Target) -> str:
+def unread(target: Target, requests: int = 100) -> str:
     """Send requests one after another on each connection and read no response."""
     tensor = {"name": "x", "datatype": "FP64", "shape": [12_000], "data": [n / 7 for n in range(12_000)]}
     body = json.dumps({"inputs": [tensor]}).encode()
@@ -72,7 +72,7 @@ def _unread(target: Target) -> str:
     def send(client: socket.socket) -> None:
         client.settimeout(2)
         with suppress(OSError):  # the server stops to read
-            for _ in range(100):
+            for _ in range(requests):
                 client.sendall(request)
 
     with _clients(target, 30) as clients:
@@ -82,7 +82,7 @@ def _unread(target: Target) -> str:
         for thread in threads:
             thread.join()
         time.sleep(3)
-    return f"30 connections, up to 100 requests of {len(body):,} bytes each"
+    return f"30 connections, up to {requests} requests of {len(body):,} bytes each"
 
 
 # --- HTTP/2 --------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ ATTACKS = (
     Attack(
         name="http1-unread-json",
         about="30 connections ask for 100 JSON responses each and read none",
-        run=_unread,
+        run=unread,
         body_bytes=32 * _MIB,
     ),
     *(_http2(name, about, make) for name, (about, make) in _FLOODS.items()),

@@ -4,6 +4,7 @@ import io
 import re
 import struct
 from base64 import b64encode
+from collections.abc import Callable
 from typing import Any
 
 from dragoman.codecs.codec import InputCodec
@@ -11,6 +12,7 @@ from dragoman.codecs.elements import content_error, decode_elements, encode_elem
 from dragoman.core.datatypes import BYTES, UINT8
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor
+from dragoman.core.text_limits import MAX_JPEG_SCANS
 from dragoman.formats.base64_text import decode_base64
 
 try:
@@ -27,7 +29,9 @@ _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _BASE64 = re.compile(rb"\s*[A-Za-z0-9+/_-]{2}[A-Za-z0-9+/_\-=\s]*")
 _PPM = re.compile(rb"P[1-7]\s")
 _DATA_URL = re.compile(rb"\s*data:[^,]*,")
+_SCAN = b"\xff\xda"
 _MAX_PIXELS = 64 << 20
+_MAX_PIXELS_IN_ALL = 4 * _MAX_PIXELS  # of an input or call
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
@@ -60,7 +64,7 @@ class PillowImageCodec(InputCodec):
     def to_value(cls, tensor: Tensor, where: str = "tensor") -> Any:
         if tensor.datatype is BYTES:
             flat = Tensor(tensor.data.reshape(-1), BYTES, tensor.parameters)
-            return decode_elements(flat, where, cls.content_type, f"an image ({', '.join(FORMATS)})", _decode)
+            return decode_elements(flat, where, cls.content_type, f"an image ({', '.join(FORMATS)})", _decoder())
         return _from_pixels(tensor, where)
 
 
@@ -77,30 +81,56 @@ def _encode(image: Any, file_format: str) -> bytes:
     return b64encode(file.getvalue())
 
 
-def _decode(element: bytes) -> Any:
-    try:
-        image = Image.open(io.BytesIO(file_bytes(element)), formats=FORMATS)
-        if image.width * image.height > _MAX_PIXELS:
-            raise ValueError(f"expected at most {_MAX_PIXELS} pixels, got {image.width} x {image.height}")
-        image.load()  # `open` reads only the header
-    except (OSError, SyntaxError, EOFError, struct.error, *_BOMBS) as error:
-        # Pillow's message ends with the address of an object.
-        raise ValueError(str(error).partition(" <")[0]) from error
-    return image
+def _decoder() -> Callable[[bytes], Any]:
+    """Return a function that decodes images of one input or call. It raises ValueError."""
+    left = _MAX_PIXELS_IN_ALL
+
+    def decode(element: bytes) -> Any:
+        nonlocal left
+        file = file_bytes(element)
+        try:
+            image = Image.open(io.BytesIO(file), formats=FORMATS)  # reads only the header
+            pixels = image.width * image.height
+            if pixels > _MAX_PIXELS:
+                raise ValueError(f"expected at most {_MAX_PIXELS} pixels, got {image.width} x {image.height}")
+            if pixels > left:
+                raise ValueError(f"expected at most {_MAX_PIXELS_IN_ALL} pixels in all images, got more")
+            left -= pixels
+            if reason := scans_error(image, file):
+                raise ValueError(reason)
+            image.load()
+        except (OSError, SyntaxError, EOFError, struct.error, *_BOMBS) as error:
+            # Pillow's message ends with the address of an object.
+            raise ValueError(str(error).partition(" <")[0]) from error
+        return image
+
+    return decode
 
 
-def decode_image(element: bytes, where: str) -> Any:
-    """Return the image of an element: a file, as it is, in base64 or as a `data:` URL. Raises InvalidInput.
+def scans_error(image: Any, file: bytes) -> str:
+    """Return why a JPEG would take too long: each of its scans is a pass over all pixels. "" if it would not."""
+    scans = file.count(_SCAN) if image.format == "JPEG" else 0
+    return f"expected a JPEG of at most {MAX_JPEG_SCANS} scans, got {scans}" if scans > MAX_JPEG_SCANS else ""
 
-    Paths and addresses are never opened.
+
+def image_decoder() -> Callable[[bytes, str], Any]:
+    """Return a function of an element and its place that decodes the images of a call.
+
+    Elements are files, as they are, in base64 or as `data:` URLs; paths and addresses are never opened. It raises
+    InvalidInput.
     """
-    try:
-        return _decode(element)
-    except ValueError as error:
-        shown = element if len(element) <= 40 else element[:40] + b"..."
-        raise InvalidInput(
-            f"{where}: expected an image ({', '.join(FORMATS)}) as bytes or base64, got {shown!r} ({error})"
-        ) from error
+    decode_file = _decoder()
+
+    def decode(element: bytes, where: str) -> Any:
+        try:
+            return decode_file(element)
+        except ValueError as error:
+            shown = element if len(element) <= 40 else element[:40] + b"..."
+            raise InvalidInput(
+                f"{where}: expected an image ({', '.join(FORMATS)}) as bytes or base64, got {shown!r} ({error})"
+            ) from error
+
+    return decode
 
 
 def file_bytes(element: bytes) -> bytes:

@@ -24,7 +24,7 @@ TGI_BEST_OF = 2
 TGI_TOP = 5
 
 # Images. A processor that scales the shorter side of a thin image would make a huge image of it. Encoders write about
-# ten scans of a progressive JPEG; each is a pass over all pixels and may be a few bytes of the file.
+# ten scans of a progressive JPEG, three of another; each is a pass over all pixels and may be a few bytes of the file.
 MAX_IMAGE_RATIO = 200
 MAX_JPEG_SCANS = 100
 

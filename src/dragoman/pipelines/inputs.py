@@ -91,10 +91,11 @@ def _images(tensor: Tensor, name: str, _parameters: Parameters, _rate: int) -> l
     """Images from files, also in base64 or as `data:` URLs, or from pixels. Paths and addresses are never opened."""
     from PIL import Image
 
-    from dragoman.codecs.image import decode_image
+    from dragoman.codecs.image import image_decoder
 
     if tensor.datatype is BYTES:
-        return [decode_image(element, f"input '{name}'") for element in tensor.data.flat]
+        decode = image_decoder()
+        return [decode(element, f"input '{name}'") for element in tensor.data.flat]
 
     return [Image.fromarray(pixels) for pixels in tensor.data.reshape(-1, *tensor.shape[-3:])]
 

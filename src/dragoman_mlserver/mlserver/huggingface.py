@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,15 @@ class HuggingFaceRuntime(MLModel):
             raise ModelFailed(f"'{name}' is not a folder: models are not downloaded; save the model to one")
         return str(path)
 
+    def _decoder(self) -> Callable[[bytes, str], Any]:
+        """Return a function of a file and its place that decodes the images or the audio of a request."""
+        if self._kind in _AUDIO:
+            rate = getattr(self._model.feature_extractor, "sampling_rate", 0)
+            return lambda file, where: decode_audio(file, rate, where)
+        from dragoman.codecs.image import image_decoder  # which imports Pillow
+
+        return image_decoder()
+
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         arguments = {each.name: _value(each) for each in payload.inputs}
         texts = [*_as_list(arguments.pop("array_inputs", [])), *_as_list(arguments.pop("args", []))]
@@ -170,9 +179,9 @@ class HuggingFaceRuntime(MLModel):
                 raise InvalidInput(f"input '{name}': expected an object (content type 'hg_json')")
             _check_names(options, f"'{name}': ")
         if self._kind in _IMAGES | _AUDIO:
-            rate = getattr(self._model.feature_extractor, "sampling_rate", 0) if self._kind in _AUDIO else 0
-            texts = _decode_files("args", texts, rate)
-            arguments = _decode_files("", arguments, rate)
+            decode = self._decoder()
+            texts = _decode_files("args", texts, decode)
+            arguments = _decode_files("", arguments, decode)
         given = () if not texts else (texts[0],) if len(texts) == 1 else (texts,)
         try:
             result = self._model(*given, **arguments)
@@ -211,28 +220,21 @@ def _check_names(names: Iterable[str], where: str = "") -> None:
             )
 
 
-def _decode_files(name: str, value: Any, rate: int) -> Any:
-    """Return data with the audio in it decoded at this rate, or the images if it is 0.
+def _decode_files(name: str, value: Any, decode: Callable[[bytes, str], Any]) -> Any:
+    """Return data with its files decoded, by a function of a file and its place; of an object only members for data.
 
-    In an object only the members for data are decoded.
-
-    Raises InvalidInput for text that is neither: pipelines take it for a path or an address.
+    Raises InvalidInput for text that is no file: pipelines take it for a path or an address.
     """
     if isinstance(value, Mapping):
         _check_names(value)
-        return {k: _decode_files(k, v, rate) if k in _DATA else v for k, v in value.items()}
+        return {k: _decode_files(k, v, decode) if k in _DATA else v for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_decode_files(name, each, rate) for each in value]
+        return [_decode_files(name, each, decode) for each in value]
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
-        return _decode_files(name, value.tolist(), rate)
+        return _decode_files(name, value.tolist(), decode)
     if not isinstance(value, str | bytes):
         return value
-    content = value.encode() if isinstance(value, str) else value
-    if rate:
-        return decode_audio(content, rate, f"input '{name}'")
-    from dragoman.codecs.image import decode_image  # which imports Pillow
-
-    return decode_image(content, f"input '{name}'")
+    return decode(value.encode() if isinstance(value, str) else value, f"input '{name}'")
 
 
 def _as_list(value: Any) -> list[Any]:

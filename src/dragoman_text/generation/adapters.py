@@ -220,14 +220,18 @@ def read_adapter(name: str, folder: Path, max_rank: int = 0) -> dict[str, LoraWe
         up = weights.get(key.replace(".lora_A.", ".lora_B."))
         if up is None:
             raise ModelFailed(f"adapter '{name}' lacks lora_B for '{path}'")
-        _check_weights(name, path, down, up, max_rank)
+        _check_rank(name, path, down, up, config, max_rank)
         layers[path] = LoraWeights(down.float(), up.float() * _scale(name, config, path, down.shape[0]))
+        if not all(bool(part.isfinite().all()) for part in (layers[path].down, layers[path].up)):
+            raise ModelFailed(f"adapter '{name}': weights for '{path}' are not finite")
     if not layers:
         raise ModelFailed(f"adapter '{name}' has no weights")
     return layers
 
 
-def _check_weights(name: str, path: str, down: torch.Tensor, up: torch.Tensor, max_rank: int) -> None:
+def _check_rank(
+    name: str, path: str, down: torch.Tensor, up: torch.Tensor, config: Mapping[str, Any], max_rank: int
+) -> None:
     if down.ndim != 2 or up.ndim != 2 or not 0 < down.shape[0] == up.shape[1]:
         shapes = f"{list(down.shape)} and {list(up.shape)}"
         raise ModelFailed(f"adapter '{name}': expected weights [rank, in] and [out, rank] for '{path}', got {shapes}")
@@ -235,8 +239,11 @@ def _check_weights(name: str, path: str, down: torch.Tensor, up: torch.Tensor, m
         raise ModelFailed(
             f"adapter '{name}': expected a rank of at most {max_rank} (max_adapter_rank), got {down.shape[0]}"
         )
-    if not bool(down.isfinite().all()) or not bool(up.isfinite().all()):
-        raise ModelFailed(f"adapter '{name}': weights for '{path}' are not finite")
+    patterns = config.get("rank_pattern")
+    named = [config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())]
+    if named[0] is not None and down.shape[0] not in named:
+        got = down.shape[0]
+        raise ModelFailed(f"adapter '{name}': expected weights of rank {named[0]} (r) for '{path}', got {got}")
 
 
 def _check_config(name: str, config: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Proce
 
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.text import Chat
-from dragoman.core.text_limits import MAX_IMAGE_RATIO, MAX_JPEG_SCANS
+from dragoman.core.text_limits import MAX_IMAGE_RATIO
 from dragoman.formats.base64_text import decode_base64
 from dragoman_text.generation.chat_template import render
 from dragoman_text.generation.message_forms import shows_parts
@@ -22,7 +22,6 @@ from dragoman_text.generation.message_forms import shows_parts
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 # Modes of Pillow with 8 bits for each channel, which a conversion to RGB keeps.
 _MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"})
-_SCAN = b"\xff\xda"
 _SAMPLE = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a b c"}]}]
 
 # Arguments of a model by name, besides the tokens: tensors whose first axis is the sequence, or images.
@@ -151,6 +150,8 @@ class VisionProcessor:
         """Return an image in RGB, and the number of pixels that further ones may have."""
         from PIL import Image, ImageOps
 
+        from dragoman.codecs.image import scans_error
+
         try:
             file = decode_base64(data.encode())
         except ValueError as error:
@@ -164,9 +165,8 @@ class VisionProcessor:
             if max(image.size) > MAX_IMAGE_RATIO * min(image.size):
                 size = f"{image.width} x {image.height}"
                 raise InvalidInput(f"{where}: expected sides in a ratio of at most {MAX_IMAGE_RATIO}, got {size}")
-            scans = file.count(_SCAN) if image.info.get("progressive") else 0
-            if scans > MAX_JPEG_SCANS:
-                raise InvalidInput(f"{where}: expected a JPEG of at most {MAX_JPEG_SCANS} scans, got {scans}")
+            if reason := scans_error(image, file):
+                raise InvalidInput(f"{where}: {reason}")
             if image.mode not in _MODES:
                 raise InvalidInput(f"{where}: expected 8 bits for each channel, got an image of mode {image.mode}")
             image = ImageOps.exif_transpose(image)

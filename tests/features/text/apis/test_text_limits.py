@@ -71,7 +71,7 @@ REQUESTS: dict[str, Callable[[int], tuple[str, Any]]] = {
 # Constants of those that the tests of images and of tool calls exceed.
 OTHERS = {
     "ratio of the sides of an image": text_limits.MAX_IMAGE_RATIO,
-    "scans of a progressive JPEG": text_limits.MAX_JPEG_SCANS,
+    "scans of a JPEG": text_limits.MAX_JPEG_SCANS,
     "characters before the arguments of a tool call; a longer text is not a call": (
         text_limits.MAX_CALL_START_CHARACTERS
     ),

@@ -387,6 +387,8 @@ async def test_a_call_that_is_cancelled_while_its_adapter_is_loaded_does_not_kee
         ({"config": b"[]"}, "expected adapter_config.json to be an object"),
         ({"config": b"{"}, "adapter 'x' cannot be read"),
         ({"config": b'{"peft_type": "LORA", "lora_alpha": "much"}'}, "expected lora_alpha and alpha_pattern as finite"),
+        ({"config": b'{"peft_type": "LORA", "lora_alpha": 1e308}'}, "are not finite"),
+        ({"config": b'{"peft_type": "LORA", "r": 8, "rank_pattern": {"k": 2}}'}, "weights of rank 8 .r. for .* got 4"),
         ({"config": b'{"peft_type": "LORA", "alora_invocation_tokens": [1]}'}, "alora_invocation_tokens is"),
         ({"tensors": {"lora_A": [4, 64]}}, "lacks lora_B"),
         ({"tensors": {"lora_B": [64, 4]}}, "lacks lora_A for .model.layers.0.self_attn.q_proj."),
