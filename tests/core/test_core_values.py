@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.core.bytes_tensor import BytesTensor, buffer_of, flatten, iterate_chunks, texts_of, with_parameters
+from dragoman.core.bytes_tensor import BytesTensor, flatten, raw_of, texts_of, with_parameters
 from dragoman.core.datatypes import BYTES, DATATYPES, FP64, datatype, datatype_of
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, Overloaded
 from dragoman.core.metrics import SECONDS, TOKENS, Histogram, Sample
@@ -323,48 +323,56 @@ def test_chunks_of_completions_are_merged_in_order() -> None:
     )
 
 
-def texts_in_every_representation(*texts: str) -> list[BytesTensor]:
+def texts_in_every_form(*texts: str) -> list[Tensor]:
     shape = (len(texts),)
-    elements = np.array([text.encode() for text in texts], object)
+    elements = [text.encode() for text in texts]
+    starts = np.cumsum([0, *(len(each) + 4 for each in elements)], dtype=np.int64)[:-1]
+    raw = BytesTensor.of_raw(raw_encoding(elements), starts, shape, {"a": 1})
     return [
         BytesTensor.of_texts(list(texts), shape, {"a": 1}),
         BytesTensor.of_any_texts(list(texts), shape, {"a": 1}),
-        BytesTensor.of_buffer(b"".join(b"\0\0\0\0" + text.encode() for text in texts), shape, {"a": 1}),
-        BytesTensor(elements, BYTES, {"a": 1}),
+        Tensor(np.array(elements, object), BYTES, {"a": 1}),
+        *([] if "\0" in "".join(texts) else [raw]),
     ]
 
 
-@pytest.mark.parametrize("index", range(4))
-def test_texts_are_equal_in_every_representation(index: int) -> None:
-    def create() -> BytesTensor:
-        return texts_in_every_representation("é", "", "b", "four")[index]
+def raw_encoding(elements: list[bytes]) -> bytes:
+    return b"".join(len(each).to_bytes(4, "little") + each for each in elements)
 
-    expected = [b"\xc3\xa9", b"", b"b", b"four"]
-    assert create().data.tolist() == expected
-    assert texts_of(create()) == ["é", "", "b", "four"]
-    assert buffer_of(create()) == b"\0\0\0\0" + b"\0\0\0\0".join(expected)
-    assert (create().shape, create().datatype, create().parameters) == ((4,), BYTES, {"a": 1})
-    square = create().replace((2, 2), {"b": 2})
-    assert (square.shape, square.data.tolist(), square.parameters) == ((2, 2), [expected[:2], expected[2:]], {"b": 2})
-    assert square.datatype is BYTES
-    assert flatten(square).shape == (4,)
-    assert flatten(square).parameters == {"b": 2}
-    assert with_parameters(square, NONE).parameters is NONE
-    assert with_parameters(square, NONE).shape == (2, 2)
-    chunks = [chunk.data.tolist() for chunk in iterate_chunks(create(), 3)]
-    assert chunks == ([expected] if index in (1, 2) else [expected[:3], expected[3:]])
-    tensor = create()
-    tensor.texts()
-    assert tensor.is_text
-    assert tensor.data is tensor.data
-    assert index == 3 or not tensor.data.flags.writeable
+
+@pytest.mark.parametrize("more", [[], ["four"], ["fo\0r"], ["n" * 300, *map(str, range(30))], ["\0\0\0\0"] * 30])
+def test_texts_are_equal_in_every_form(more: list[str]) -> None:
+    texts = ["é", "", "b", *more, "b"] if len(more) < 2 else ["é", "b", *more]
+    expected = [each.encode() for each in texts]
+    half = (2, len(texts) // 2)
+    for tensor in texts_in_every_form(*texts)[: 3 if "n" * 300 in texts else None]:
+        assert bytes(raw_of(tensor)) == raw_encoding(expected)
+        assert texts_of(tensor) == texts
+        assert tensor.data.tolist() == expected
+        assert {*map(type, tensor.data.tolist())} == {bytes}
+        assert (tensor.shape, tensor.datatype, tensor.parameters) == ((len(texts),), BYTES, {"a": 1})
+        assert bytes(raw_of(tensor)) == raw_encoding(expected)  # with elements that exist
+        assert texts_of(tensor) == texts
+        assert tensor.data is tensor.data
+        assert type(tensor) is Tensor or not tensor.data.flags.writeable
+        assert (flatten(tensor).shape, flatten(tensor).parameters) == ((len(texts),), {"a": 1})
+        if isinstance(tensor, BytesTensor) and len(texts) % 2 == 0:
+            tensor = tensor.replace(half, {"b": 2})
+            assert (tensor.shape, tensor.data.tolist()) == (half, [expected[: half[1]], expected[half[1] :]])
+            assert (tensor.datatype, tensor.parameters) == (BYTES, {"b": 2})
+            assert (flatten(tensor).shape, flatten(tensor).parameters) == ((len(texts),), {"b": 2})
+        assert with_parameters(tensor, NONE).parameters is NONE
+        assert with_parameters(tensor, NONE).shape == tensor.shape
+
+
+def test_no_text_in_every_form() -> None:
+    for tensor in texts_in_every_form():
+        assert (tensor.data.tolist(), texts_of(tensor), bytes(raw_of(tensor))) == ([], [], b"")
 
 
 def test_texts_of_plain_tensors() -> None:
     plain = Tensor(np.array([[b"a", b"b"], [b"c", b"d"]], object), BYTES, {"a": 1})
     assert texts_of(plain) == ["a", "b", "c", "d"]
-    assert buffer_of(plain) == b"\0\0\0\0a\0\0\0\0b\0\0\0\0c\0\0\0\0d"
-    assert [chunk.data.tolist() for chunk in iterate_chunks(plain, 3)] == [[b"a", b"b", b"c"], [b"d"]]
     assert (flatten(plain).shape, flatten(plain).parameters) == ((4,), {"a": 1})
     numbers = with_parameters(Tensor.of(np.zeros((2, 3))), {"b": 2})
     assert (numbers.shape, numbers.datatype, numbers.parameters) == ((2, 3), FP64, {"b": 2})

@@ -342,7 +342,7 @@ def test_text_is_the_same_from_json_and_binary(texts: list[str]) -> None:
     tensors = [
         BytesTensor.of_texts(list(texts), (count,)),
         BytesTensor.of_any_texts(list(texts), (count,)),
-        BytesTensor(plain.data, BYTES),
+        plain,
         raw.tensor_from_raw("x", BYTES, [count], encode_elements(elements), POLICY),
         InferenceRequest.from_json(request_body("BYTES", [count], json.dumps(texts))).inputs[0].tensor,
     ]
@@ -377,7 +377,7 @@ def test_text_that_utf8_cannot_encode() -> None:
     with pytest.raises(UnicodeEncodeError):
         BytesTensor.of_any_texts(["a", "\ud800"], (2,))
     with pytest.raises(UnicodeDecodeError):
-        BytesTensor.of_buffer(b"\0\0\0\0\xff", (1,)).texts()
+        BytesTensor.of_raw(b"\1\0\0\0\xff", np.array([0]), (1,)).texts()
 
 
 def test_numbers_keep_their_parameters() -> None:

@@ -1,72 +1,64 @@
-"""BYTES tensors that create their elements on demand, as bytes or as text.
+"""BYTES tensors whose elements are created on demand, as bytes or as text.
 
 One Python object per element would dominate the cost of large tensors, and most callers need either text or bytes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+from collections.abc import Sequence
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
 
-MANY = 1 << 12  # larger tensors are pickled as one buffer
-GAP = b"\0\0\0\0"  # precedes each element in a buffer; as long as an element's length in raw encoding
+Buffer = bytes | bytearray | memoryview
+
+_LENGTH = struct.Struct("<I")
+_GAP = b"\0\0\0\0"  # as long as a length
+_FEW = 16  # performance only: elements below which a plain loop is the fastest
+_CHUNK = 1 << 14  # performance only: elements joined at a time, since no other thread runs while Python joins
 _DATA: Any = Tensor.__dict__["data"]
 
 
 class BytesTensor(Tensor, frozen=True, eq=False):
-    """A BYTES tensor of strings, or of a buffer in which a gap precedes each element.
+    """A BYTES tensor in one of two forms: a list of texts, or the raw encoding of short elements.
 
-    `data` is created on first use. `came_as_text`: the elements were received as text, as in JSON, not as bytes.
+    In the raw encoding each element follows its length as four bytes, little-endian (Open Inference, binary tensor data
+    extension); here none holds a zero byte or is longer than 255. `data` is created on first use. `came_as_text`: the
+    elements were received as text, as in JSON, not as bytes.
     """
 
     datatype: Datatype = BYTES
     parameters: Parameters = NONE
     _texts: list[str] | None = None
-    _buffer: bytes | None = None
-    _shape: tuple[int, ...] | None = None
+    _raw: bytes = b""
+    _starts: Array | None = None
+    _shape: tuple[int, ...] = ()
     came_as_text: bool = False
-    _lengths: Array | None = None  # of the elements, if the buffer has no gaps
 
     @classmethod
     def of_texts(cls, texts: list[str], shape: Sequence[int], parameters: Parameters = NONE) -> Self:
         """Make a tensor of valid text, in row-major order. The list must not be changed afterwards."""
-        return cls._of(texts, None, shape, parameters, True)
+        return cls._of(parameters, texts, b"", None, tuple(shape), True)
 
     @classmethod
     def of_any_texts(cls, texts: list[str], shape: Sequence[int], parameters: Parameters = NONE) -> Self:
         """Make a tensor of any text. Raises UnicodeEncodeError for lone surrogates."""
-        buffer = GAP.decode().join(["", *texts]).encode()
-        return cls._of(texts, buffer, shape, parameters, True)
+        "".join(texts).encode()
+        return cls.of_texts(texts, shape, parameters)
 
     @classmethod
-    def of_buffer(cls, buffer: bytes, shape: Sequence[int], parameters: Parameters = NONE) -> Self:
-        """Make a tensor of a buffer with a gap before each element; no element has a zero byte."""
-        return cls._of(None, buffer, shape, parameters, False)
-
-    @classmethod
-    def of_lengths(
-        cls, buffer: Array, lengths: Array, shape: Sequence[int], parameters: Parameters, came_as_text: bool
+    def of_raw(
+        cls, raw: bytes, starts: Array, shape: Sequence[int], parameters: Parameters = NONE, came_as_text: bool = False
     ) -> Self:
-        """Make a tensor of concatenated elements, an array of bytes, and their lengths."""
-        make: Any = cls
-        tensor: Self = make(None, BYTES, parameters, None, buffer.tobytes(), tuple(shape), came_as_text, lengths)
-        return tensor
+        """Make a tensor of the raw encoding, in which the lengths start at these positions."""
+        return cls._of(parameters, None, raw, starts, tuple(shape), came_as_text)
 
     @classmethod
-    def _of(
-        cls,
-        texts: list[str] | None,
-        buffer: bytes | None,
-        shape: Sequence[int],
-        parameters: Parameters,
-        came_as_text: bool,
-    ) -> Self:
+    def _of(cls, parameters: Parameters, *form: Any) -> Self:
         make: Any = cls
-        tensor: Self = make(None, BYTES, parameters, texts, buffer, tuple(shape), came_as_text)
+        tensor: Self = make(None, BYTES, parameters, *form)
         return tensor
 
     @property  # type: ignore[misc]
@@ -75,7 +67,7 @@ class BytesTensor(Tensor, frozen=True, eq=False):
         array: Array | None = _DATA.__get__(self)
         if array is None:
             texts = self._texts
-            elements = self._split_buffer() if texts is None else [text.encode() for text in texts]
+            elements = self._with_gaps().split(_GAP)[1:] if texts is None else [text.encode() for text in texts]
             array = object_array(elements, self.shape)
             array.flags.writeable = False
             _DATA.__set__(self, array)
@@ -83,91 +75,37 @@ class BytesTensor(Tensor, frozen=True, eq=False):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.data.shape if self._shape is None else self._shape
-
-    @property
-    def count(self) -> int:
-        """The number of elements, which may differ from the shape until it has been checked."""
-        if self._lengths is not None:
-            return self._lengths.size
-        return len(self._texts) if self._texts is not None else self.data.size
-
-    def _split_buffer(self) -> list[bytes]:
-        buffer, lengths = self._buffer or b"", self._lengths
-        if lengths is None:
-            return buffer.split(GAP)[1:]
-        elements: list[bytes] = []
-        end = 0
-        for at in range(0, lengths.size, MANY):  # bounds the number of integers that exist at a time
-            for length in lengths[at : at + MANY].tolist():
-                elements.append(buffer[end : end + length])
-                end += length
-        return elements
-
-    @property
-    def has_gaps(self) -> bool:
-        return self._buffer is not None and self._lengths is None
-
-    @property
-    def is_text(self) -> bool:
-        """True if the elements exist as text."""
-        return self._texts is not None
-
-    def to_buffer(self) -> bytes:
-        """Return a buffer with a gap before each element; elements may contain zero bytes."""
-        if self._buffer is None and self._texts is not None:
-            return GAP.decode().join(["", *self._texts]).encode()
-        return _join(self.data) if self._buffer is None or self._lengths is not None else self._buffer
+        return self._shape
 
     def texts(self) -> list[str]:
         """Return the elements as text, in a list that must not be changed. Raises UnicodeDecodeError."""
-        if self._texts is None:
-            buffer = self._buffer if self.has_gaps else None
-            texts = _decode(self.data) if buffer is None else buffer.decode().split(GAP.decode())[1:]
-            struct: Any = self
-            msgspec.structs.force_setattr(struct, "_texts", texts)
-            return texts
-        return self._texts
+        if self._texts is not None:
+            return self._texts
+        return self._with_gaps().decode().split(_GAP.decode())[1:]
+
+    def raw(self) -> Buffer:
+        """Return the raw encoding of all elements."""
+        return self._raw if self._texts is None else _encode(self._texts)
+
+    @property
+    def is_raw(self) -> bool:
+        """True if the elements exist in the raw encoding."""
+        return self._texts is None
 
     def replace(self, shape: tuple[int, ...], parameters: Parameters) -> Tensor:
         """Return the elements with another shape of equal size, and other parameters."""
-        if self._lengths is not None:
-            buffer = np.frombuffer(self._buffer or b"", np.uint8)
-            return BytesTensor.of_lengths(buffer, self._lengths, shape, parameters, self.came_as_text)
-        if self._texts is None and self._buffer is None:
-            return Tensor(self.data.reshape(shape), BYTES, parameters)
-        return BytesTensor._of(self._texts, self._buffer, shape, parameters, self.came_as_text)
+        return self._of(parameters, self._texts, self._raw, self._starts, shape, self.came_as_text)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        if self._lengths is not None:
-            buffer = np.frombuffer(self._buffer or b"", np.uint8)
-            return BytesTensor.of_lengths, (buffer, self._lengths, self.shape, self.parameters, self.came_as_text)
-        if self._texts is not None and len(self._texts) > MANY and self._buffer is None:
-            text = "".join(self._texts)
-            elements = self._texts if text.isascii() else [each.encode() for each in self._texts]
-            return _reduce_elements([text.encode()], map(len, elements), self)
-        if self._texts is not None and (self.came_as_text or self._buffer is None):
-            return BytesTensor._of, (self._texts, None, self.shape, self.parameters, self.came_as_text)
-        if self._buffer is not None:
-            return BytesTensor._of, (None, self._buffer, self.shape, self.parameters, self.came_as_text)
-        return reduce_large(self) or (Tensor, (self.data, BYTES, self.parameters))
+        if self._texts is not None:
+            return BytesTensor.of_texts, (self._texts, self._shape, self.parameters)
+        return BytesTensor.of_raw, (self._raw, self._starts, self._shape, self.parameters, self.came_as_text)
 
-
-def reduce_large(tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
-    """Return the pickle of a large BYTES tensor as one buffer; None for a small one.
-
-    Unpickling creates no elements either, so that a server forwards such tensors cheaply.
-    """
-    if tensor.data.size <= MANY:
-        return None
-    elements = tensor.data.reshape(-1).tolist()
-    return _reduce_elements(elements, map(len, elements), tensor)
-
-
-def _reduce_elements(elements: Sequence[bytes], lengths: Iterable[int], tensor: Tensor) -> tuple[Any, tuple[Any, ...]]:
-    buffer = np.frombuffer(b"".join(elements), np.uint8)
-    arguments = buffer, np.fromiter(lengths, np.int64), tensor.shape, tensor.parameters
-    return BytesTensor.of_lengths, (*arguments, came_as_text(tensor))
+    def _with_gaps(self) -> bytes:
+        """Return the elements with four zeros before each, which Python splits fast."""
+        data = np.frombuffer(self._raw, np.uint8).copy()
+        data[self._starts] = 0
+        return data.tobytes()
 
 
 def came_as_text(tensor: Tensor) -> bool:
@@ -193,22 +131,9 @@ def texts_of(tensor: Tensor) -> list[str]:
     return tensor.texts() if isinstance(tensor, BytesTensor) else _decode(tensor.data)
 
 
-def buffer_of(tensor: Tensor) -> bytes:
-    """Return the elements of a BYTES tensor in a buffer with a gap before each."""
-    return tensor.to_buffer() if isinstance(tensor, BytesTensor) else _join(tensor.data)
-
-
-def iterate_chunks(tensor: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield chunks of up to `count` elements of a BYTES tensor, or all at once if they are in a buffer with gaps."""
-    if isinstance(tensor, BytesTensor) and tensor.has_gaps:
-        yield tensor
-    elif isinstance(tensor, BytesTensor) and tensor.is_text:
-        texts = tensor.texts()
-        for at in range(0, len(texts), count):
-            yield BytesTensor.of_texts(chunk := texts[at : at + count], (len(chunk),))
-    else:
-        flat = tensor.data.reshape(-1)
-        yield from (Tensor(flat[at : at + count], BYTES) for at in range(0, flat.size, count))
+def raw_of(tensor: Tensor) -> Buffer:
+    """Return the raw encoding of a BYTES tensor. Raises TypeError for an element that is not bytes."""
+    return tensor.raw() if isinstance(tensor, BytesTensor) else _encode(tensor.data.reshape(-1).tolist())
 
 
 def flatten(tensor: Tensor) -> Tensor:
@@ -231,5 +156,21 @@ def _decode(data: Array) -> list[str]:
     return [element.decode() for element in data.reshape(-1).tolist()]
 
 
-def _join(data: Array) -> bytes:
-    return GAP.join([b"", *data.reshape(-1).tolist()])
+def _encode(elements: list[Any]) -> Buffer:
+    if len(elements) <= _CHUNK:
+        return _encode_chunk(elements)
+    return b"".join(_encode_chunk(elements[at : at + _CHUNK]) for at in range(0, len(elements), _CHUNK))
+
+
+def _encode_chunk(elements: list[Any]) -> Buffer:
+    is_text = bool(elements) and type(elements[0]) is str
+    if len(elements) >= _FEW:
+        joined = _GAP.decode().join(["", *elements]).encode() if is_text else _GAP.join([b"", *elements])
+        data = np.frombuffer(bytearray(joined), np.uint8)
+        gaps = np.flatnonzero(data == 0)
+        if gaps.size == 4 * len(elements):  # no element holds a zero
+            lengths = np.diff(gaps[::4], append=data.size) - 4
+            data[gaps] = lengths.astype("<u4").view(np.uint8)
+            return data.data
+    encoded = [each.encode() for each in elements] if is_text else elements
+    return b"".join(part for each in encoded for part in (_LENGTH.pack(len(each)), each))

@@ -78,10 +78,6 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if self.datatype.wire_view is not None:
             return _of_bits, (self.data.view(self.datatype.wire_view), self.datatype, self.parameters)
-        if self.datatype is BYTES:
-            from dragoman.core.bytes_tensor import reduce_large  # imports this module
-
-            return reduce_large(self) or (Tensor, (self.data, self.datatype, self.parameters))
         return Tensor, (self.data, self.datatype, self.parameters)
 
 

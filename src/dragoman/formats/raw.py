@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dragoman.core.bytes_tensor import BytesTensor, buffer_of, iterate_chunks
+from dragoman.core.bytes_tensor import BytesTensor, raw_of
 from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sizes import INLINE
@@ -18,7 +18,6 @@ from dragoman.formats.policy import Buffer, Policy
 
 _LENGTH = struct.Struct("<I")
 _MIN_PACKED = 16  # performance only: elements below which a plain loop is the fastest
-_CHUNK_ELEMENTS = 1 << 14  # performance only: joined at a time, since no other thread runs while Python joins
 
 
 def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Datatype) -> int:
@@ -55,11 +54,7 @@ def tensor_from_raw(
     """
     count = check_shape(shape, where, policy, datatype)
     if datatype is BYTES:
-        if (packed := _pack(raw, count)) is not None:
-            return BytesTensor.of_buffer(packed, shape, parameters)
-        return Tensor(
-            reshape_read_only(object_array(_split_bytes(raw, count, where), (count,)), shape, where), BYTES, parameters
-        )
+        return bytes_from_raw(where, shape, raw, parameters)
     size = count * datatype.size
     if len(raw) != size:
         raise InvalidInput(f"{where}: shape {list(shape)} of {datatype} needs {size} bytes, got {len(raw)}")
@@ -75,8 +70,21 @@ def tensor_from_raw(
     return Tensor(reshape_read_only(flat, shape, where), datatype, parameters)
 
 
-def _pack(raw: Buffer, count: int) -> bytes | None:
-    """Return many short elements as the buffer of a BytesTensor; None if they are few or may not be short.
+def bytes_from_raw(
+    where: str, shape: Sequence[int], raw: Buffer, parameters: Parameters, came_as_text: bool = False
+) -> Tensor:
+    """Return the BYTES tensor of a raw encoding. Raises InvalidInput if its elements are not those of the shape."""
+    count = math.prod(shape)
+    if (starts := _short_elements(raw, count)) is not None:
+        return BytesTensor.of_raw(bytes(raw), starts, shape, parameters, came_as_text)
+    elements = _split_bytes(raw, count, where)
+    if came_as_text:
+        return BytesTensor.of_texts([each.decode() for each in elements], shape, parameters)
+    return Tensor(reshape_read_only(object_array(elements, (count,)), shape, where), BYTES, parameters)
+
+
+def _short_elements(raw: Buffer, count: int) -> Array | None:
+    """Return where the lengths of many short elements start; None if they are few or may not be short.
 
     A length below 256 is one byte and three zeros. If no element holds a zero byte, all of these are found at once,
     and they are the lengths if each leads to the next.
@@ -91,9 +99,7 @@ def _pack(raw: Buffer, count: int) -> bytes | None:
     ends = starts + 4 + data[starts]
     if starts[0] != 0 or ends[-1] != data.size or (starts[1:] != ends[:-1]).any():
         return None
-    data = data.copy()
-    data[starts] = 0
-    return data.tobytes()
+    return starts
 
 
 def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
@@ -119,23 +125,8 @@ def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
 def raw_from_tensor(tensor: Tensor) -> Buffer:
     """Return the binary form of a tensor; a view if it is large and contiguous."""
     if tensor.datatype is BYTES:
-        joined = bytearray()
-        for chunk in iterate_chunks(tensor, _CHUNK_ELEMENTS):
-            joined += _with_lengths(chunk)
-        return memoryview(joined)
+        return memoryview(raw_of(tensor))
     if tensor.data.nbytes <= INLINE:
         return tensor.data.tobytes()
     flat = np.ascontiguousarray(tensor.data).reshape(-1)
     return flat.view(np.uint8).data
-
-
-def _with_lengths(tensor: Tensor) -> Buffer:
-    count = math.prod(tensor.shape)
-    if count >= _MIN_PACKED:
-        data = np.frombuffer(bytearray(buffer_of(tensor)), np.uint8)
-        gaps = np.flatnonzero(data == 0)
-        if gaps.size == 4 * count:  # no element holds a zero
-            lengths = np.diff(gaps[::4], append=data.size) - 4
-            data[gaps] = lengths.astype("<u4").view(np.uint8)
-            return data.data
-    return b"".join(part for e in tensor.data.reshape(-1).tolist() for part in (_LENGTH.pack(len(e)), e))

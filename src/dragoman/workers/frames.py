@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference, Response, Tensors
-from dragoman.core.datatypes import BYTES, DATATYPES
 from dragoman.core.sizes import INLINE, SHARED
-from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.core.tensor import NONE, Parameters
 from dragoman.system.call_times import NO_STAMPS, Stamps
 from dragoman.workers.shared_blocks import BlockReader, BlockWriter
-from dragoman.workers.worker_messages import deserialize_message
+from dragoman.workers.worker_messages import Row, deserialize_message, tensor_of_row, tensor_row
 
 Buffer = bytes | memoryview
 # Returns a value as bytes, followed by the memory of its arrays.
@@ -43,7 +42,7 @@ class _NeedsPickle(Exception):
 def serialize(value: object) -> list[Buffer]:
     """Return a value as bytes, followed by the memory of its arrays. Raises what pickle raises."""
     arrays: list[Any] = []
-    with suppress(_NeedsPickle):
+    with suppress(_NeedsPickle, TypeError):
         fields = _fields(value, arrays)
         if fields is not None:
             return [marshal.dumps(fields), *arrays]
@@ -56,10 +55,8 @@ def deserialize(parts: list[memoryview]) -> Any:
     if parts[0][0] == _PICKLE_MARK:
         return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 (see above)
     rows, parameters, *rest = marshal.loads(parts[0])  # noqa: S302 (see above)
-    tensors = {
-        name: Tensor(np.ndarray(shape, dtype or DATATYPES[datatype].dtype, memory), DATATYPES[datatype], own or NONE)
-        for (name, datatype, dtype, shape, own), memory in zip(rows, parts[1:], strict=True)
-    }
+    arrays = iter(parts[1:])
+    tensors = {row[0]: tensor_of_row(row, arrays) for row in rows}
     match rest:
         case [outputs, context, request, metadata]:
             return (context, Infer(tensors, outputs, parameters or NONE), *request, metadata or {})
@@ -93,25 +90,18 @@ def _has_only_tensors(call: Infer) -> bool:
     return call.raw is None and call.positional is None and not (call.config or call.content_types or call.sequences)
 
 
-def _rows(tensors: Tensors, arrays: list[Any]) -> list[tuple[Any, ...]]:
+def _rows(tensors: Tensors, arrays: list[Any]) -> list[Row]:
     _check(tensors)
-    return [(name, *_row(tensor, arrays)) for name, tensor in tensors.items()]
+    rows = list[Row]()
+    for key, tensor in tensors.items():
+        name, datatype, form, shape, parameters, elements = tensor_row(key, tensor, arrays)
+        if elements is not None and set(map(type, elements)) - {str, bytes}:
+            raise _NeedsPickle
+        rows.append((name, datatype, form, shape, _parameters(parameters), elements))
+    return rows
 
 
-def _row(tensor: Tensor, arrays: list[Any]) -> tuple[Any, ...]:
-    if tensor.datatype is BYTES:
-        raise _NeedsPickle
-    data: Any = tensor.data
-    if not data.flags.c_contiguous:
-        data = np.ascontiguousarray(data)
-    dtype = data.dtype.str
-    if (view := tensor.datatype.wire_view) is not None:  # its dtype has no such name and no buffer
-        data, dtype = data.view(view), ""
-    arrays.append(pickle.PickleBuffer(data).raw())
-    return tensor.datatype.name, dtype, data.shape, _parameters(tensor.parameters)
-
-
-def _parameters(parameters: Parameters) -> dict[str, Any] | None:
+def _parameters(parameters: Parameters | None) -> dict[str, Any] | None:
     if not parameters:
         return None
     _check(parameters)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.binding import check_tensor
-from dragoman.core.bytes_tensor import BytesTensor
 from dragoman.core.calls import (
     ApplyHessian,
     ApplyJacobian,
@@ -233,7 +232,7 @@ def copy_outputs(response: Any, call: Call[Any]) -> Any:
     inputs = call.inputs.values() if type(call) is Infer else ()
     outputs: Any = response.outputs  # a dict of this module, which the model does not have
     for name, tensor in outputs.items():
-        if tensor not in inputs and (type(tensor) is Tensor or _has_array(tensor)):
+        if tensor not in inputs and type(tensor) is Tensor:  # the model does not have the array of a BytesTensor
             data = tensor.data
             if data.nbytes <= INLINE or not _is_safe(data, inputs):
                 outputs[name] = Tensor(data.copy(), tensor.datatype, tensor.parameters)
@@ -243,12 +242,7 @@ def copy_outputs(response: Any, call: Call[Any]) -> Any:
 def _is_safe(data: Array, inputs: Collection[Tensor]) -> bool:
     """Return whether the model cannot write to an array: it lies in `bytes`, or is part of an input of the call."""
     owner = _owner(data)
-    return type(owner) is bytes or any(_owner(each.data) is owner for each in inputs if _has_array(each))
-
-
-def _has_array(tensor: Tensor) -> bool:
-    """Return False for text and bytes whose array is created on demand, so that the model does not have it."""
-    return type(tensor) is Tensor or not (isinstance(tensor, BytesTensor) and (tensor.is_text or tensor.has_gaps))
+    return type(owner) is bytes or any(_owner(each.data) is owner for each in inputs if type(each) is Tensor)
 
 
 def _owner(data: Array) -> Any:

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from dragoman.core import errors
-from dragoman.core.bytes_tensor import GAP, MANY, BytesTensor, came_as_text
+from dragoman.core.bytes_tensor import BytesTensor, came_as_text, raw_of, texts_of
 from dragoman.core.calls import Embedded, Handled, Inference, ModelCall
 from dragoman.core.datatypes import BYTES, DATATYPES, NUMERIC, Datatype
-from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.metrics import Family, Kind, Sample
 from dragoman.core.scoring import Score, Scored
 from dragoman.core.sequences import SequenceOptions
@@ -25,14 +25,15 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Tensor, object_array, with_own_dtype
 from dragoman.core.text import Generation, Tokenized
 from dragoman.core.text_engine_calls import ResetPrefixCache
+from dragoman.formats.raw import bytes_from_raw
 from dragoman.system.load_steps import LoadStep
 from dragoman.workers.pool import Loaded
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 # Name, datatype, form of the data, shape, parameters, and the elements of a small BYTES tensor. The form is the dtype
-# of an array, "" for that of `Datatype.wire_view`; or that of BYTES elements: "text", "bytes", "lengths",
-# "text lengths" or "gaps".
-_Row = tuple[str, str, str, tuple[_Size, ...], dict[str, Any] | None, list[Any] | None]
+# of an array, "" for that of `Datatype.wire_view`; or "text" or "bytes", as which the elements of BYTES were received.
+# A large BYTES tensor has its raw encoding as an array.
+Row = tuple[str, str, str, tuple[_Size, ...], Mapping[str, Any] | None, list[Any] | None]
 # Name, datatype, shape, accepted datatypes, whether it is optional, content type.
 _SpecRow = tuple[str, str | None, tuple[int, ...] | None, list[str], bool, str]
 # Inputs, outputs, open_inputs, open_outputs, batched, decodes, content_type, unchecked, outputs_are_hints.
@@ -48,7 +49,7 @@ _LoadedRow = tuple[
     dict[str, Any],
     tuple[str, ...],
     SequenceOptions | None,
-    list[_Row] | None,
+    list[Row] | None,
     dict[str, tuple[str, ...]],
 ]
 
@@ -78,6 +79,8 @@ _ERRORS: Mapping[str, type[DragomanError]] = {
 }
 _BIG_INTEGER = 1  # extension type of integers of more than 64 bits
 _MAX_INTEGER_DIGITS = 4096  # digits
+_MAX_ELEMENTS = 256  # performance only: of BYTES that are sent as objects
+_BYTES_FORMS = {"text": str, "bytes": bytes}
 
 
 def _convert(value: Any) -> Any:
@@ -130,7 +133,8 @@ def deserialize_message(parts: list[memoryview]) -> Any:
 # --- tensors ---------------------------------------------------------------------------------------------
 
 
-def _row(name: str, tensor: Tensor, arrays: list[Any]) -> tuple[Any, ...]:
+def tensor_row(name: str, tensor: Tensor, arrays: list[Any]) -> Row:
+    """Return a tensor without its arrays, which are appended. Raises TypeError for an element that is not bytes."""
     datatype = tensor.datatype
     if datatype is BYTES:
         form, elements = _bytes_form(tensor, arrays)
@@ -148,66 +152,35 @@ def _row(name: str, tensor: Tensor, arrays: list[Any]) -> tuple[Any, ...]:
 
 
 def _bytes_form(tensor: Tensor, arrays: list[Any]) -> tuple[str, list[Any] | None]:
-    """Return the form of a BYTES tensor, and its elements if they are few; append its buffers otherwise."""
-    if not isinstance(tensor, BytesTensor):
-        elements = tensor.data.reshape(-1).tolist()
-    elif tensor.is_text:
-        if tensor.came_as_text and tensor.count <= MANY:
-            return "text", tensor.texts()
-        elements = [text.encode() for text in tensor.texts()]
-    elif tensor.has_gaps and not tensor.came_as_text:
-        arrays.append(memoryview(tensor.to_buffer()))
-        return "gaps", None
-    else:
-        elements = tensor.data.reshape(-1).tolist()
-    if len(elements) <= MANY and not came_as_text(tensor):
-        return "bytes", elements
-    lengths = np.fromiter(map(len, elements), np.int64, len(elements))
-    arrays.extend((memoryview(b"".join(elements)), lengths.view(np.uint8).data))
-    return "text lengths" if came_as_text(tensor) else "lengths", None
+    """Return the form of a BYTES tensor, and its elements if they are few objects; append its arrays otherwise."""
+    is_text = came_as_text(tensor)
+    is_raw = isinstance(tensor, BytesTensor) and tensor.is_raw
+    if not is_raw and math.prod(tensor.shape) <= _MAX_ELEMENTS:
+        return ("text", texts_of(tensor)) if is_text else ("bytes", tensor.data.reshape(-1).tolist())
+    arrays.append(memoryview(raw_of(tensor)))
+    return "text" if is_text else "bytes", None
 
 
-def _tensor(row: _Row, arrays: Iterator[memoryview]) -> Tensor:
+def tensor_of_row(row: Row, arrays: Iterator[memoryview]) -> Tensor:
+    """Return the tensor of a row. Raises ValueError if the elements of BYTES do not match the shape."""
     _, name, form, shape, parameters, elements = row
     if name != "BYTES":
         datatype, dtype = _DTYPES[name, form]
         return Tensor(np.ndarray(shape, dtype, next(arrays)), datatype, parameters or NONE)
-    return _bytes_tensor(form, shape, parameters or NONE, elements, arrays)
-
-
-def _bytes_tensor(
-    form: str,
-    shape: tuple[int, ...],
-    parameters: Mapping[str, Any],
-    elements: list[Any] | None,
-    arrays: Iterator[memoryview],
-) -> Tensor:
-    """Return a BYTES tensor. Raises ValueError if its elements do not match its shape."""
-    count = math.prod(shape)
-    match form:
-        case "text" if elements is not None and all(type(each) is str for each in elements):
-            _check_count(len(elements), count)
-            return BytesTensor.of_texts(elements, shape, parameters)
-        case "bytes" if elements is not None and all(type(each) is bytes for each in elements):
-            _check_count(len(elements), count)
-            return Tensor(object_array(elements, shape), BYTES, parameters)
-        case "gaps":
-            buffer = bytes(next(arrays))
-            _check_count(buffer.count(GAP), count)
-            return BytesTensor.of_buffer(buffer, shape, parameters)
-        case "lengths" | "text lengths":
-            content = np.frombuffer(next(arrays), np.uint8)
-            lengths = np.frombuffer(next(arrays), np.int64)
-            _check_count(lengths.size, count)
-            if count and (lengths.min() < 0 or lengths.max() > content.size or lengths.sum() != content.size):
-                raise ValueError("lengths of BYTES elements do not match their buffer")
-            return BytesTensor.of_lengths(content, lengths, shape, parameters, form == "text lengths")
-    raise ValueError(f"unknown form of BYTES elements {form!r}")
-
-
-def _check_count(count: int, expected: int) -> None:
-    if count != expected:
-        raise ValueError(f"expected {expected} BYTES elements, got {count}")
+    if form not in _BYTES_FORMS:
+        raise ValueError(f"unknown form of BYTES elements {form!r}")
+    if elements is None:
+        try:
+            return bytes_from_raw("BYTES", shape, next(arrays), parameters or NONE, form == "text")
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None
+    if any(type(each) is not _BYTES_FORMS[form] for each in elements):
+        raise ValueError(f"expected {form} as elements of BYTES")
+    if len(elements) != math.prod(shape):
+        raise ValueError(f"expected {math.prod(shape)} BYTES elements, got {len(elements)}")
+    if form == "text":
+        return BytesTensor.of_texts(elements, shape, parameters or NONE)
+    return Tensor(object_array(elements, shape), BYTES, parameters or NONE)
 
 
 def _with_big_integers(value: Any) -> Any:
@@ -252,13 +225,13 @@ def _spec(row: _SpecRow) -> TensorSpec:
 def _loaded_row(loaded: Loaded, arrays: list[Any]) -> tuple[Any, ...]:
     calls = [call.__name__ for call in loaded.calls]
     rest = (loaded.streams, loaded.concurrent, loaded.merges, loaded.details, loaded.handlers, loaded.sequences)
-    example = None if loaded.example is None else [_row(n, tensor, arrays) for n, tensor in loaded.example.items()]
+    example = None if loaded.example is None else [tensor_row(n, t, arrays) for n, t in loaded.example.items()]
     return (_signature_row(loaded.signature), loaded.platform, calls, *rest, example, loaded.labels)
 
 
 def _to_loaded(row: tuple[Any, ...], arrays: Iterator[memoryview]) -> Loaded:
     signature, platform, calls, *rest, rows, labels = row
-    example = None if rows is None else {each[0]: _tensor(each, arrays) for each in rows}
+    example = None if rows is None else {each[0]: tensor_of_row(each, arrays) for each in rows}
     return Loaded(*[_signature(signature), platform, frozenset(_CALLS[call] for call in calls), *rest, example, labels])
 
 
@@ -300,26 +273,26 @@ def _decoder(fields: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 
 def _inference_row(inference: Inference, arrays: list[Any]) -> tuple[Any, ...]:
-    rows = [_row(name, tensor, arrays) for name, tensor in inference.outputs.items()]
+    rows = [tensor_row(name, tensor, arrays) for name, tensor in inference.outputs.items()]
     return rows, inference.parameters or None, inference.metadata, inference.is_last
 
 
 def _inference(fields: tuple[Any, ...], arrays: Iterator[memoryview]) -> Inference:
     rows, parameters, *rest = fields
-    return Inference({row[0]: _tensor(row, arrays) for row in rows}, parameters or NONE, *rest)
+    return Inference({row[0]: tensor_of_row(row, arrays) for row in rows}, parameters or NONE, *rest)
 
 
 _TYPES: Mapping[type, _Form] = {
     Inference: _Form(
-        _decoder(tuple[list[_Row], dict[str, Any] | None, dict[str, str], bool]),
+        _decoder(tuple[list[Row], dict[str, Any] | None, dict[str, str], bool]),
         _inference_row,
         _inference,
     ),
-    Tensor: _Form(_decoder(_Row), lambda tensor, arrays: _row("", tensor, arrays), _tensor),
+    Tensor: _Form(_decoder(Row), lambda tensor, arrays: tensor_row("", tensor, arrays), tensor_of_row),
     Embedded: _Form(
-        _decoder(tuple[_Row, int]),
-        lambda value, arrays: (_row("", value.vectors, arrays), value.tokens),
-        lambda fields, arrays: Embedded(_tensor(fields[0], arrays), fields[1]),
+        _decoder(tuple[Row, int]),
+        lambda value, arrays: (tensor_row("", value.vectors, arrays), value.tokens),
+        lambda fields, arrays: Embedded(tensor_of_row(fields[0], arrays), fields[1]),
     ),
     Generation: _Form(_decoder(Generation)),
     Tokenized: _Form(_decoder(Tokenized)),
