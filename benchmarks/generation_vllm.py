@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.generation_side import Generate, Times, config
+from benchmarks.generation_side import Engine, Text, config
 
 
-def vllm(folder: str, dtype: str) -> Generate:
-    """Return a function that generates with AsyncLLM, which computes in its own process and needs one event loop."""
+def vllm(folder: str, dtype: str) -> Engine:
+    """Return AsyncLLM, which computes in its own process and needs one event loop."""
     os.environ.update(_environment())
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -33,19 +33,19 @@ def vllm(folder: str, dtype: str) -> Generate:
     engine, loop, names = AsyncLLM.from_engine_args(arguments), asyncio.new_event_loop(), itertools.count()
     atexit.register(engine.shutdown)
 
-    async def client(prompt: list[int], new: int, began_s: float) -> list[float]:
+    async def client(prompt: list[int], new: int, began_s: float) -> Text:
         delta = RequestOutputKind.DELTA
         sampling = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, output_kind=delta)
-        times: list[float] = []
+        text = Text()
         async for chunk in engine.generate({"prompt_token_ids": prompt}, sampling, str(next(names))):
-            times += [time.perf_counter() - began_s] * len(chunk.outputs[0].token_ids)
-        return times
+            text.add(chunk.outputs[0].token_ids, began_s)
+        return text
 
-    async def together(prompts: list[list[int]], new: int) -> Times:
+    async def together(prompts: list[list[int]], new: int) -> list[Text]:
         began_s = time.perf_counter()
         return list(await asyncio.gather(*(client(prompt, new, began_s) for prompt in prompts)))
 
-    return lambda prompts, new: loop.run_until_complete(together(prompts, new))
+    return Engine(lambda prompts, new: loop.run_until_complete(together(prompts, new)))
 
 
 def _environment() -> dict[str, str]:

@@ -50,13 +50,12 @@ def describe() -> str:
 
 def busy_cores(seconds: float = 1.0) -> float:
     """Return how many cores are busy; called before a measurement, this is the other load of the machine."""
-    began, began_s = _busy_ticks(), time.monotonic()
+    before_s, began_s = busy_s(), time.monotonic()
     time.sleep(seconds)
-    ticks = (_busy_ticks() - began) / (time.monotonic() - began_s)
-    return round(ticks / os.sysconf("SC_CLK_TCK"), 2)
+    return round((busy_s() - before_s) / (time.monotonic() - began_s), 2)
 
 
-def _busy_ticks() -> int:
-    """Return the ticks of all states except idle and waiting for disks."""
+def busy_s() -> float:
+    """Return the CPU time of all programs: that of all states except idle and waiting for disks."""
     times = [int(n) for n in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
-    return sum(times) - times[3] - times[4]
+    return (sum(times) - times[3] - times[4]) / os.sysconf("SC_CLK_TCK")

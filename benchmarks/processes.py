@@ -52,21 +52,26 @@ class Process:
         return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.pids())
 
     def memory_mib(self) -> dict[str, float]:
-        """Return PSS, RSS and `own_mib` of all processes.
+        """Return `memory_mib` of the process and all its descendants."""
+        return memory_mib(self.pids())
 
-        PSS divides a shared page among the processes that map it, so its sum is the memory of the server; RSS counts
-        it in each. `own_mib` is PSS without pages of files such as libraries, whose share depends on other programs.
-        """
-        rolls = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in self.pids()]
-        kinds = ("Pss", "Rss", "Pss_Anon", "Pss_Shmem")
-        pss, rss, anonymous, shared = (sum(_kib(kind, roll) for roll in rolls) / 1024 for kind in kinds)
-        sizes = {"pss_mib": pss, "rss_mib": rss, "own_mib": anonymous + shared}
-        return {"processes": len(rolls), **{name: round(size, 1) for name, size in sizes.items()}}
+
+def memory_mib(pids: Sequence[int]) -> dict[str, float]:
+    """Return PSS, RSS and `own_mib` of the processes.
+
+    PSS divides a shared page among the processes that map it, so its sum is the memory of the server; RSS counts
+    it in each. `own_mib` is PSS without pages of files such as libraries, whose share depends on other programs.
+    """
+    rolls = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    kinds = ("Pss", "Rss", "Pss_Anon", "Pss_Shmem")
+    pss, rss, anonymous, shared = (sum(_kib(kind, roll) for roll in rolls) / 1024 for kind in kinds)
+    sizes = {"pss_mib": pss, "rss_mib": rss, "own_mib": anonymous + shared}
+    return {"processes": len(rolls), **{name: round(size, 1) for name, size in sizes.items()}}
 
 
 @contextmanager
 def peak_memory(process: Process, kind: str) -> Iterator[list[float]]:
-    """Yield a list whose only element is the largest memory of that kind (see `Process.memory_mib`) in the block.
+    """Yield a list whose only element is the largest memory of that kind (see `memory_mib`) in the block.
 
     Memory is read every 50 ms.
     """
@@ -120,11 +125,11 @@ def dragoman(models: Sequence[str], http_port: int, grpc_port: int, *more: str) 
     return [sys.executable, "-m", "dragoman", "serve", *models, *ports, "--log-level", "warning", *more]
 
 
-def http_ready(port: int) -> bool:
-    """Return whether a server of the Open Inference Protocol is ready."""
+def http_ready(port: int, path: str = "/v2/health/ready") -> bool:
+    """Return whether a server is ready; the path is that of the Open Inference Protocol."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("GET", "/v2/health/ready")
+        connection.request("GET", path)
         return connection.getresponse().status == 200
     finally:
         connection.close()

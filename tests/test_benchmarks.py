@@ -264,23 +264,42 @@ def test_http_benchmarks_report_each_server(name: str, flags: tuple[str, ...], s
 def test_generation_measures_every_side_and_number_of_clients() -> None:
     pytest.importorskip("transformers")
     output = run("generation", "--peers", "static batch")
-    rows = results("generation")["rows"]
-    expected = {(side, clients) for side in ("dragoman", "static batch") for clients in (1, 4)}
-    assert {(row["side"], row["clients"]) for row in rows} == expected
-    assert all(row["tokens_per_s"] > 0 and row["first_ms"] > 0 for row in rows)
-    assert len(rows_of(output)) == 2 + len(rows)
+    found = results("generation-quick")["tiny-float32"]
+    rows, sides = found["rows"], ("dragoman", "dragoman serve", "static batch")
+    assert {(row["side"], row["clients"]) for row in rows} == {(side, clients) for side in sides for clients in (1, 4)}
+    assert [row["side"] for row in found["starts"]] == list(sides)
+    assert all(row["tokens_per_s"] > 0 and row["first_ms"] > 0 and row["agreement"] > 0.99 for row in rows)
+    assert all(row["ready_s"] > 0 and row["ready_pss_mib"] > 0 for row in found["starts"])
+    assert len(rows_of(output)) == 4 + len(rows) + len(sides)
 
 
 def test_engines_that_are_not_installed_are_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(generation, "installed_engines", lambda: ["openvino-genai"])
+    monkeypatch.setattr(generation, "llama_server_program", lambda: None)
     plan = generation.plan_runs(generation.argument_parser().parse_args([]))
-    assert plan.peers == (*generation.TRANSFORMERS, "openvino-genai")
+    assert plan.peers == (*generation.OPENVINO, *generation.TRANSFORMERS)
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["vllm is not installed, and left out: python -m benchmarks.peers install vllm"]
+    assert lines == [
+        "llama.cpp is not installed, and left out: put `llama-server` into PATH",
+        "vllm is not installed, and left out: python -m benchmarks.peers install vllm",
+    ]
     with pytest.raises(SystemExit, match=r"--peers: expected some of .*, got 'tgi'"):
         generation.plan_runs(generation.argument_parser().parse_args(["--peers", "vllm,tgi"]))
+
+
+def test_texts_that_differ_by_more_than_rounding_are_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model = generation.make_model(tmp_path, "tiny")
+    row = {"side": "dragoman", "dtype": "float32", "clients": 2, "round": 0, "tokens": [[9, 9, 9]] * 2}
+    with pytest.raises(ValueError, match=r"expected an agreement of at least 0\.99"):
+        generation.check_texts(model, generation.prompt_maker(model), [row])
+
+
+def test_the_page_on_text_engines_agrees_with_the_results() -> None:
+    text = generation.PAGE.read_text()
+    assert generation.fill_page(text, json.loads(generation.RESULT.read_text())) == text
 
 
 def test_an_engine_that_does_not_start_names_its_log(monkeypatch: pytest.MonkeyPatch) -> None:

