@@ -8,7 +8,7 @@ from typing import Any
 
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import load_object
-from dragoman_text.generation.gguf_file import GgufError, GgufFile
+from dragoman_text.generation.gguf_file import GgufError, open_file
 
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
@@ -201,7 +201,7 @@ def _check_gguf(path: Path) -> None:
         if file.read(len(_GIT_LFS)) == _GIT_LFS:
             raise ModelFailed(f"{path.name} is a Git LFS pointer instead of weights; run `git lfs pull` there")
     try:
-        checked = GgufFile(path)
+        checked = open_file(path)
     except GgufError as error:
         raise ModelFailed(f"{path.name} is not a valid GGUF file: {error}; copy it again") from error
     if _SHARD.search(path.name) or checked.metadata.get("split.count", 0) not in (0, 1):

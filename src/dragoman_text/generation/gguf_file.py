@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -24,6 +25,7 @@ _MAX_KEY_BYTES, _MAX_NAME_BYTES, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 65535, 63, 4,
 # Formats of scalars of the metadata by their type in the file; a boolean is 0 or 1.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,18 @@ class GgufFile:
     def bytes_of(self, tensor: Tensor) -> memoryview:
         """Return the data of a tensor, which is read from the file when it is used."""
         return memoryview(self.data)[tensor.offset : tensor.offset + tensor.size]
+
+
+_open: WeakValueDictionary[tuple[Any, ...], GgufFile] = WeakValueDictionary()
+
+
+def open_file(path: Path) -> GgufFile:
+    """Return the file, which is read once as long as somebody uses it and it does not change. Raises as GgufFile."""
+    status = path.stat()
+    key = (path.resolve(), status.st_ino, status.st_size, status.st_mtime_ns)
+    if (file := _open.get(key)) is None:
+        file = _open[key] = GgufFile(path)
+    return file
 
 
 class _Header:
@@ -243,10 +257,11 @@ class _Header:
 
     def _strings(self, count: int, named: str) -> list[str]:
         """Read many strings, as `_string` does but for its limit."""
-        values, at = [], self._at
+        values, at, read_length = [], self._at, _LENGTH.unpack_from
         for _ in range(count):
-            length = int.from_bytes(self._data[at : at + 8], "little")
-            start, at = at + 8, at + 8 + length
+            if at + 8 > self._stop:
+                break
+            start, at = at + 8, at + 8 + read_length(self._data, at)[0]
             if at > self._stop:
                 break
             try:

@@ -1,10 +1,9 @@
 """Decoders whose weights stay in a GGUF file, which is mapped into memory: layers that multiply with its blocks."""
 
 import ctypes
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from dragoman_kernels import NoKernels, best_form, function
 from dragoman_kernels.threads import StepThreads
-from dragoman_text.generation.gguf_file import GgufFile, Tensor
+from dragoman_text.generation.gguf_file import GgufFile, Tensor, open_file
 from dragoman_text.generation.native import structures
 from dragoman_text.generation.native.config import COLUMNS, GROUP
-
-log = logging.getLogger("dragoman.generation")
 
 # Types that the kernels of blocks.c multiply.
 MAPPED_TYPES = frozenset(["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
@@ -60,7 +56,7 @@ class BlockKernels:
 
     def __init__(self, file: GgufFile) -> None:
         form = best_form()
-        self.file, self.threads = file, 1
+        self.threads = 1
         self._linear = function("blocks_linear", form, ctypes.c_void_p)
         self._rows = function("blocks_rows", form, *[ctypes.c_int64] * 7)
         self._data = np.frombuffer(file.data, np.uint8)
@@ -174,6 +170,123 @@ class MappedEmbedding(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
+class MappedConfig:
+    """Sizes of a decoder, by their names in transformers."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    hidden_act: str = "silu"
+    is_encoder_decoder: bool = False
+
+
+class Rotary:
+    """Rotary embedding (Su et al. 2021), of frequencies [head size / 2]."""
+
+    rope_type = "default"
+
+    def __init__(self, frequencies: torch.Tensor) -> None:
+        self.inv_freq = frequencies
+
+    def __call__(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines of positions [..., tokens] as transformers does, [..., tokens, size of a head]."""
+        angles = positions[..., None].float() * self.inv_freq
+        both = torch.cat((angles, angles), -1)
+        return both.cos(), both.sin()
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MappedAttention:
+    head_dim: int
+    q_proj: MappedLinear
+    k_proj: MappedLinear
+    v_proj: MappedLinear
+    o_proj: MappedLinear
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MappedMLP:
+    gate_proj: MappedLinear
+    up_proj: MappedLinear
+    down_proj: MappedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class MappedLayer:
+    input_layernorm: Norm
+    self_attn: MappedAttention
+    post_attention_layernorm: Norm
+    mlp: MappedMLP
+
+    @property
+    def linear(self) -> tuple[MappedLinear, ...]:
+        attention, mlp = self.self_attn, self.mlp
+        own = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        return (*own, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedLayers:
+    embed_tokens: MappedEmbedding
+    layers: tuple[MappedLayer, ...]
+    norm: Norm
+    rotary_emb: Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class MappedModel:
+    """A decoder; its parts have the names of transformers. kernels: of its layers. quantization: stated by the file."""
+
+    config: MappedConfig
+    model: MappedLayers
+    lm_head: MappedLinear
+    kernels: BlockKernels
+    quantization: str
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights; those of a tied head are counted once."""
+        config, layers = self.config, self.model.layers
+        linear = [each for layer in layers for each in layer.linear]
+        if not config.tie_word_embeddings:
+            linear.append(self.lm_head)
+        norms = [self.model.norm]
+        for layer in layers:
+            attention = layer.self_attn
+            norms += [layer.input_layernorm, layer.post_attention_layernorm]
+            norms += [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None]
+        biases = sum(len(each.bias) for each in linear if each.bias is not None)
+        products = sum(each.in_features * each.out_features for each in linear)
+        return products + biases + config.vocab_size * config.hidden_size + sum(len(norm.weight) for norm in norms)
+
+    def sample(self) -> "MappedModel":
+        """Return the model with one layer of each combination of types of tensors: others compute in the same way."""
+        kinds = {
+            tuple(each.segments[0].tensor.type.name for each in layer.linear): layer for layer in self.model.layers
+        }
+        return replace(
+            self,
+            config=replace(self.config, num_hidden_layers=len(kinds)),
+            model=replace(self.model, layers=tuple(kinds.values())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Architecture:
     """What the decoders of an architecture have. in_pairs: heads of queries and keys are stored for llama.cpp's rotary
     embedding. has_bias: of queries, keys and values. has_norms: of the heads of queries and keys."""
@@ -188,31 +301,27 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "qwen2": _Architecture(has_bias=True),
     "qwen3": _Architecture(has_norms=True),
 }
-# Layers of the models in transformers, and the names of their tensors in files.
-_LINEAR: Mapping[str, str] = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+# Layers, and the names of their tensors in files.
+_ATTENTION: Mapping[str, str] = {
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
 }
-_NORMS: Mapping[str, str] = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-_HEAD_NORMS: Mapping[str, str] = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
-_BIASED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_MLP: Mapping[str, str] = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+_HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 # Factors by which the frequencies of the rotary embedding are divided (Llama 3.1).
 _FREQUENCIES = "rope_freqs.weight"
 
 
-def load_mapped(path: Path) -> tuple[Any, BlockKernels]:
-    """Return a model of transformers with the mapped weights of a file, in FP32. Raises NotMapped."""
-    file = GgufFile(path)
+def load_mapped(path: Path) -> MappedModel:
+    """Return the decoder of a file, in FP32. Raises NotMapped."""
+    file = open_file(path)
     try:
         kernels = BlockKernels(file)
     except NoKernels as error:
         raise NotMapped(str(error)) from error
-    return _Builder(file, kernels).model(), kernels
+    return _Builder(file, kernels).model()
 
 
 class _Builder:
@@ -225,30 +334,24 @@ class _Builder:
             raise NotMapped(f"architecture: expected {', '.join(_ARCHITECTURES)}, got {self._name}")
         self._architecture = _ARCHITECTURES[self._name]
 
-    def model(self) -> Any:
-        config = self._config()
-        with torch.device("meta"):  # weights in memory are replaced below
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    def model(self) -> MappedModel:
+        config, kernels = self._config(), self._kernels
+        rotary = self._rotary(config.head_dim)
         embedding = self._segment("token_embd.weight", (config.vocab_size, config.hidden_size))
-        model.model.embed_tokens = MappedEmbedding(self._kernels, embedding)
         head = embedding
         if not config.tie_word_embeddings:
             head = self._segment("output.weight", (config.vocab_size, config.hidden_size))
-        model.lm_head = MappedLinear(self._kernels, [head])
-        self._set_norm(model.model.norm, "output_norm.weight")
-        for number, layer in enumerate(model.model.layers):
-            self._fill(layer, f"blk.{number}.")
-        model.model.rotary_emb = self._rotary(type(model.model.rotary_emb)(config=config), config.head_dim)
+        norm = self._norm("output_norm.weight", config.hidden_size)
+        layers = tuple(self._layer(config, f"blk.{number}.") for number in range(config.num_hidden_layers))
         unused = sorted(self._file.tensors.keys() - self._used)
         if unused:
             raise NotMapped(f"tensor '{unused[0]}' has no place in the architecture {self._name}")
-        ids = {name: config.__dict__.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        model.generation_config = GenerationConfig(**ids)
-        return model.eval()
+        parts = MappedLayers(MappedEmbedding(kernels, embedding), layers, norm, rotary)
+        return MappedModel(config, parts, MappedLinear(kernels, [head]), kernels, self._file.quantization)
 
     # --- configuration -----------------------------------------------------------------------------------
 
-    def _config(self) -> Any:
+    def _config(self) -> MappedConfig:
         heads, hidden = self._integer("attention.head_count"), self._integer("embedding_length")
         head_size = self._integer("attention.key_length", self._integer("rope.dimension_count", hidden // heads))
         for name in ("attention.value_length", "rope.dimension_count"):
@@ -257,32 +360,30 @@ class _Builder:
         if self._integer("expert_count", 0):
             raise NotMapped(f"{self._name}.expert_count: expected 0, got {self._integer('expert_count')}")
         embedding = self._file.tensors.get("token_embd.weight")
-        metadata = self._file.metadata
-        values = {
-            "vocab_size": 0 if embedding is None else embedding.shape[0],
-            "hidden_size": hidden,
-            "intermediate_size": self._integer("feed_forward_length"),
-            "num_hidden_layers": self._integer("block_count"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": self._integer("attention.head_count_kv", heads),
-            "head_dim": head_size,
-            "max_position_embeddings": self._integer("context_length"),
-            "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon"),
-            "rope_parameters": self._rope(),
-            "tie_word_embeddings": "output.weight" not in self._file.tensors,
-            "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
-            "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
-        }
-        return AutoConfig.for_model(self._name, **values)
+        return MappedConfig(
+            self._name,
+            0 if embedding is None else embedding.shape[0],
+            hidden,
+            self._integer("feed_forward_length"),
+            self._integer("block_count"),
+            heads,
+            self._integer("attention.head_count_kv", heads),
+            head_size,
+            self._integer("context_length"),
+            self._number("attention.layer_norm_rms_epsilon"),
+            tie_word_embeddings="output.weight" not in self._file.tensors,
+        )
 
-    def _rope(self) -> dict[str, Any]:
+    def _rotary(self, head_size: int) -> Rotary:
         theta, kind = self._number("rope.freq_base", 10000.0), self._get("rope.scaling.type", "none")
-        if kind == "none":
-            return {"rope_type": "default", "rope_theta": theta}
-        if kind != "linear":
+        if kind not in ("none", "linear"):
             raise NotMapped(f"{self._name}.rope.scaling.type: expected none or linear, got {kind}")
-        return {"rope_type": kind, "rope_theta": theta, "factor": self._number("rope.scaling.factor")}
+        frequencies = 1.0 / theta ** (torch.arange(0, head_size, 2).float() / head_size)
+        if kind == "linear":
+            frequencies /= self._number("rope.scaling.factor")
+        if _FREQUENCIES in self._file.tensors:
+            frequencies /= self._floats(_FREQUENCIES, head_size // 2)
+        return Rotary(frequencies)
 
     def _get(self, name: str, default: Any = None) -> Any:
         value = self._file.metadata.get(f"{self._name}.{name}", default)
@@ -304,28 +405,40 @@ class _Builder:
 
     # --- tensors -----------------------------------------------------------------------------------------
 
-    def _fill(self, layer: Any, prefix: str) -> None:
-        for path, name in _LINEAR.items():
-            parent, _, last = path.rpartition(".")
-            own = layer.get_submodule(path)
-            in_pairs = self._architecture.in_pairs and name in ("attn_q", "attn_k")
-            head = layer.self_attn.head_dim if in_pairs else 0
-            segment = self._segment(f"{prefix}{name}.weight", tuple(own.weight.shape), head)
-            bias = None
-            if self._architecture.has_bias and path in _BIASED:
-                bias = self._floats(f"{prefix}{name}.bias", own.weight.shape[0])
-            setattr(layer.get_submodule(parent), last, MappedLinear(self._kernels, [segment], bias))
-        norms = {**_NORMS, **(_HEAD_NORMS if self._architecture.has_norms else {})}
-        for path, name in norms.items():
-            self._set_norm(layer.get_submodule(path), f"{prefix}{name}.weight")
+    def _layer(self, config: MappedConfig, prefix: str) -> MappedLayer:
+        hidden, head = config.hidden_size, config.head_dim
+        queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+        shapes = {
+            "q_proj": (queries, hidden),
+            "k_proj": (keys, hidden),
+            "v_proj": (keys, hidden),
+            "o_proj": (hidden, queries),
+            "gate_proj": (config.intermediate_size, hidden),
+            "up_proj": (config.intermediate_size, hidden),
+            "down_proj": (hidden, config.intermediate_size),
+        }
+        linear = {
+            part: self._linear(f"{prefix}{name}", shapes[part], head) for part, name in {**_ATTENTION, **_MLP}.items()
+        }
+        norms: list[Norm | None] = [None, None]
+        if self._architecture.has_norms:
+            norms = [self._norm(f"{prefix}{name}.weight", head) for name in _HEAD_NORMS]
+        return MappedLayer(
+            self._norm(f"{prefix}attn_norm.weight", hidden),
+            MappedAttention(head, linear["q_proj"], linear["k_proj"], linear["v_proj"], linear["o_proj"], *norms),
+            self._norm(f"{prefix}ffn_norm.weight", hidden),
+            MappedMLP(linear["gate_proj"], linear["up_proj"], linear["down_proj"]),
+        )
 
-    def _set_norm(self, norm: Any, name: str) -> None:
-        norm.weight = nn.Parameter(self._floats(name, norm.weight.shape[0]), requires_grad=False)
+    def _linear(self, name: str, shape: tuple[int, int], head: int) -> MappedLinear:
+        is_rotated, has_bias = name.endswith(("attn_q", "attn_k")), name.endswith(("attn_q", "attn_k", "attn_v"))
+        in_pairs = self._architecture.in_pairs and is_rotated
+        segment = self._segment(f"{name}.weight", shape, head if in_pairs else 0)
+        bias = self._floats(f"{name}.bias", shape[0]) if self._architecture.has_bias and has_bias else None
+        return MappedLinear(self._kernels, [segment], bias)
 
-    def _rotary(self, rotary: Any, head_size: int) -> Any:
-        if _FREQUENCIES in self._file.tensors:
-            rotary.inv_freq = rotary.inv_freq / self._floats(_FREQUENCIES, head_size // 2)
-        return rotary
+    def _norm(self, name: str, size: int) -> Norm:
+        return Norm(self._floats(name, size))
 
     def _floats(self, name: str, size: int) -> torch.Tensor:
         return self._kernels.rows(self._segment(name, (size,)), [0])[0]
@@ -346,12 +459,3 @@ class _Builder:
             raise NotMapped(f"tensor '{name}': expected rows of at most {_MAX_ROW_BYTES} bytes, got {tensor.row_bytes}")
         self._used.add(name)
         return self._kernels.segment(tensor, head)
-
-
-def parameters(model: Any) -> Iterator[int]:
-    """Yield the numbers of weights of a mapped model's modules; those of a tied head are counted once."""
-    for module in model.modules():
-        if isinstance(module, MappedLinear) and not (module is model.lm_head and model.config.tie_word_embeddings):
-            yield module.in_features * module.out_features + (0 if module.bias is None else len(module.bias))
-    yield model.model.embed_tokens.num_embeddings * model.config.hidden_size
-    yield from (each.numel() for each in model.parameters())

@@ -7,21 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
-    GenerationConfig,
-)
-from transformers.utils import GENERATION_CONFIG_NAME
 
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import takes_images
 from dragoman.system.load_steps import report_step
 from dragoman_text.generation import quantized_files
-from dragoman_text.generation.gguf_file import GgufFile
-from dragoman_text.generation.gguf_model import BlockKernels, NotMapped, load_mapped, parameters
+from dragoman_text.generation.gguf_conversion import require_conversion
+from dragoman_text.generation.gguf_file import open_file
+from dragoman_text.generation.gguf_model import BlockKernels, NotMapped, load_mapped
 
 log = logging.getLogger("dragoman.generation")
 
@@ -94,10 +87,16 @@ def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = 
     device = torch.device(device_name)
     if maps and folder.is_file() and (mapped := _map(folder, dtype, device)):
         return mapped
+    if folder.is_file():
+        require_conversion()
+    # Takes seconds, which a mapped file does not need.
+    from transformers import AutoConfig, GenerationConfig
+    from transformers.utils import GENERATION_CONFIG_NAME
+
     inside: dict[str, Any] = {}
     file_format, file_quantization = "safetensors", ""
     if folder.is_file():
-        file_format, file_quantization = "gguf", GgufFile(folder).quantization
+        file_format, file_quantization = "gguf", open_file(folder).quantization
         folder, inside = folder.parent, {"gguf_file": folder.name}
         report_step("reading the configuration")
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
@@ -155,7 +154,7 @@ def _map(path: Path, dtype: str, device: torch.device) -> Pretrained | None:
     try:
         if device.type != "cpu" or dtype not in ("auto", "float32"):
             raise NotMapped(f"expected the device cpu and dtype auto or float32, got {device.type} and {dtype}")
-        model, kernels = load_mapped(path)
+        model = load_mapped(path)
     except NotMapped as error:
         log.info("weights of %s are converted in memory, not used as they are in the file: %s", path.name, error)
         return None
@@ -164,10 +163,10 @@ def _map(path: Path, dtype: str, device: torch.device) -> Pretrained | None:
         model.config,
         torch.float32,
         device,
-        parameters=sum(parameters(model)),
+        parameters=model.parameters,
         file_format="gguf",
-        file_quantization=kernels.file.quantization,
-        mapped=kernels,
+        file_quantization=model.quantization,
+        mapped=model.kernels,
     )
 
 
@@ -185,6 +184,8 @@ def depends_on_length(config: Any, max_context: int) -> bool:
 
 def _model_class(config: Any, *, has_vision: bool) -> Any:
     """Return the class of transformers that loads a model. Raises ModelFailed if none can be used here."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+
     if not has_vision:
         return AutoModelForSeq2SeqLM if _is_encoder_decoder(config) else AutoModelForCausalLM
     if config.is_encoder_decoder:

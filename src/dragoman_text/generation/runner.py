@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from inspect import signature
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from dragoman.core.errors import ModelFailed
 from dragoman.system.load_steps import report_step
@@ -28,7 +27,7 @@ from dragoman_text.generation.attention import (
     record_mask,
     use_attention,
 )
-from dragoman_text.generation.cache import KeyValueCache
+from dragoman_text.generation.cache import CacheShape, KeyValueCache
 from dragoman_text.generation.fused import (
     ARCHITECTURES,
     FusedModel,
@@ -40,7 +39,7 @@ from dragoman_text.generation.fused import (
     pack_layers,
 )
 from dragoman_text.generation.general import check_tokens
-from dragoman_text.generation.gguf_model import join
+from dragoman_text.generation.gguf_model import MappedModel, join
 from dragoman_text.generation.job import BatchRow
 from dragoman_text.generation.native.quantized import dequantize_layers
 from dragoman_text.generation.native.step import NativeStep, Unsupported, step_code
@@ -92,9 +91,6 @@ class Runner:
     def __init__(
         self, pretrained: Pretrained, *, packed: bool = True, quantization: str = "none", cuda_graphs: bool = True
     ) -> None:
-        AttentionInterface.register(NAME, attention)
-        AttentionInterface.register(CHECKED, attention)
-        AttentionMaskInterface.register(CHECKED, record_mask)
         self.device, self.dtype = pretrained.device, pretrained.dtype
         self._mapped, self._tolerance = pretrained.mapped, pretrained.tolerance
         self.quantization, self._bits = quantization, QUANTIZATIONS[quantization]
@@ -104,19 +100,13 @@ class Runner:
         self._graphs: StepGraphs | None = None
         self.model, self.config = pretrained.model, pretrained.config
         self.adapters = AdapterLayers(self.model, None, self.dtype, self.device, packed=False)
-        self._merges = True
-        self._selects_logits = "logits_to_keep" in signature(self.model.forward).parameters
-        with torch.inference_mode():
-            expected = self._own_logits()
-        shapes = self._use_our_attention(pretrained.default_context, expected)
-        self.packed = packed and can_pack(self.dtype, self.device)
-        self._merges = not self.packed or can_merge(self.shape, shapes.query_heads, self.dtype)
-        report_step("compiling")
-        self._use_fast_paths(shapes, expected)
-        if self.fused is None and self.packed:
-            pack(self.model)
-            self._check_packed(expected)
-        self.batch_invariant = self._is_batch_invariant()
+        self._merges, self.packed = True, packed and can_pack(self.dtype, self.device)
+        self._selects_logits = False
+        if isinstance(self.model, MappedModel):
+            self._use_mapped(self.model)
+        else:
+            self._use_own(self.model, pretrained.default_context)
+            self.batch_invariant = self._is_batch_invariant()
         self.adapters = AdapterLayers(self.model, self.fused, self.dtype, self.device, packed=self.packed)
         if cuda_graphs and self.device.type == "cuda":
             self.use_graphs()
@@ -234,6 +224,57 @@ class Runner:
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
 
     # --- checks ------------------------------------------------------------------------------------------
+
+    def _use_own(self, model: Any, context: int) -> None:
+        """Choose the fastest implementation that gives the logits of a model of transformers with its own code."""
+        from transformers import AttentionInterface, AttentionMaskInterface  # imported for such a model alone
+
+        AttentionInterface.register(NAME, attention)
+        AttentionInterface.register(CHECKED, attention)
+        AttentionMaskInterface.register(CHECKED, record_mask)
+        self._selects_logits = "logits_to_keep" in signature(model.forward).parameters
+        with torch.inference_mode():
+            expected = self._own_logits()
+        shapes = self._use_our_attention(context, expected)
+        self._merges = not self.packed or can_merge(self.shape, shapes.query_heads, self.dtype)
+        report_step("compiling")
+        self._use_fast_paths(shapes, expected)
+        if self.fused is None and self.packed:
+            pack(model)
+            self._check_packed(expected)
+
+    def _use_mapped(self, model: MappedModel) -> None:
+        """Use the kernels for a mapped model if they give the logits of the forward pass in PyTorch, else use that.
+
+        Both, and the bits in a batch, are compared for one layer of each kind. Raises ModelFailed for weights whose
+        logits are not finite.
+        """
+        config = model.config
+        heads = config.num_attention_heads, config.num_key_value_heads
+        self._merges = not self.packed or can_merge(
+            CacheShape(1, heads[1], *2 * [config.head_dim]), heads[0], self.dtype
+        )
+        native = self._build_mapped(model.sample())
+        expected = self._sample_logits()
+        self._native = native
+        uses_kernels = native is not None and self.agrees(expected, "the step of the kernels")
+        self.batch_invariant = self._is_batch_invariant()
+        native = self._build_mapped(model)
+        self._native = native if uses_kernels else None
+        if not bool(self._sample_logits().isfinite().all()):
+            raise ModelFailed("the logits of the weights in the file are not finite numbers")
+
+    def _build_mapped(self, model: MappedModel) -> StepFunction | None:
+        """Make the forward pass in PyTorch, which is used, and return that of the kernels, None if there is none."""
+        config = model.config
+        forms = dict.fromkeys(range(config.num_hidden_layers), AttentionForm(config.head_dim**-0.5))
+        self.shape = CacheShape(len(forms), config.num_key_value_heads, config.head_dim, config.head_dim)
+        self._native, self.fused = None, FusedModel(model, forms, join)
+        try:
+            return NativeStep(step_code(model, forms, self._bits), self.fused, forms)
+        except Unsupported as error:
+            self._use_pytorch(str(error))
+            return None
 
     def _use_our_attention(self, context: int, expected: torch.Tensor) -> ShapeRecorder:
         """Replace the model's attention by ours and compare logits; return the shapes and forms of the layers.

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import transformers
-from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, ProcessorMixin
-
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.text import Chat
 from dragoman.core.text_limits import MAX_IMAGE_RATIO
@@ -187,17 +184,19 @@ class VisionProcessor:
 def load_processor(folder: Path) -> Any:
     """Load the processor of a folder; one that also reads videos is loaded without that part."""
     local = {"local_files_only": True, "trust_remote_code": False}
-    values, _ = ProcessorMixin.get_processor_dict(folder, **local)
+    import transformers  # takes seconds, which models without vision do not need
+
+    values, _ = transformers.ProcessorMixin.get_processor_dict(folder, **local)
     base = getattr(transformers, str(values.get("processor_class")), None)
     if base is None or "video_processor" not in base.get_attributes():
-        return AutoProcessor.from_pretrained(folder, **local)
+        return transformers.AutoProcessor.from_pretrained(folder, **local)
 
     def check(self: Any, name: str, value: Any) -> Any:
         return None if value is None else base.check_argument_for_proper_class(self, name, value)
 
     kind = type(base.__name__, (base,), {"check_argument_for_proper_class": check})
     parts = dict.fromkeys(base.get_attributes())
-    parts |= {"image_processor": AutoImageProcessor.from_pretrained(folder, **local)}
-    parts |= {"tokenizer": AutoTokenizer.from_pretrained(folder, **local)}
+    parts |= {"image_processor": transformers.AutoImageProcessor.from_pretrained(folder, **local)}
+    parts |= {"tokenizer": transformers.AutoTokenizer.from_pretrained(folder, **local)}
     rest = {n: v for n, v in values.items() if n != "processor_class" and not n.endswith(("processor", "tokenizer"))}
     return kind(**parts, **rest)

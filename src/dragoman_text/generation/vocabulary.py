@@ -1,6 +1,7 @@
 """Tokenizer of a model: prompts to tokens, and tokens incrementally to text that never ends within a character."""
 
 import codecs
+import importlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,13 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
-
 from dragoman.core.errors import InvalidInput, ModelFailed, TooLong
 from dragoman.core.text import Chat, InfillPrompt, Prompt, RawPrompt, Token, TokenSpan
 from dragoman.system.load_steps import report_step
+from dragoman_text.generation.byte_alphabet import as_bytes
 from dragoman_text.generation.chat_template import ChatTemplate, Piece
-from dragoman_text.generation.gguf_file import GgufFile
+from dragoman_text.generation.gguf_conversion import require_conversion
+from dragoman_text.generation.gguf_file import open_file
+from dragoman_text.generation.gguf_tokenizer import read_tokenizer
 from dragoman_text.generation.memory import release_memory
 from dragoman_text.generation.vision import NO_FEATURES, Features, VisionProcessor
 
@@ -129,10 +131,10 @@ _BEFORE = 6
 
 # Classes of the tokenizers in GGUF files by architecture. AutoTokenizer finds the same ones, but reads each string of
 # the file several times for that, which takes seconds.
-_GGUF_TOKENIZERS: Mapping[str, Any] = {
-    "llama": PreTrainedTokenizerFast,
-    "qwen2": Qwen2Tokenizer,
-    "qwen3": Qwen2Tokenizer,
+_GGUF_TOKENIZERS: Mapping[str, str] = {
+    "llama": "PreTrainedTokenizerFast",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
 }
 
 
@@ -428,7 +430,7 @@ class Vocabulary:
         """Bytes of every token, None if the decoder is not byte-level."""
         if self._fast is None or not _is_byte_level(self._fast):
             return None
-        return {token: _as_bytes(word) for word, token in self._fast.get_vocab(with_added_tokens=True).items()}
+        return {token: as_bytes(word) for word, token in self._fast.get_vocab(with_added_tokens=True).items()}
 
     @cached_property
     def _plain_bytes(self) -> Mapping[int, bytes] | None:
@@ -453,33 +455,17 @@ def _is_byte_level(fast: Any) -> bool:
     return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
 
-def _characters() -> Mapping[str, int]:
-    """Return the byte of each character in a byte-level vocabulary (GPT-2).
-
-    Printable bytes represent themselves, the others are numbered from 256.
-    """
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _characters()
-
-
-def _as_bytes(word: str) -> bytes:
-    """Return the bytes of a token; a word outside of that alphabet represents itself."""
-    if all(character in _BYTES for character in word):
-        return bytes(_BYTES[character] for character in word)
-    return word.encode()
-
-
 def _load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of a folder, or of a GGUF file."""
-    loader: Any = AutoTokenizer
-    inside: dict[str, str] = {}
+    name, inside = "AutoTokenizer", dict[str, str]()
     if folder.is_file():
         file, folder = folder, folder.parent
         if not (folder / "tokenizer.json").is_file():
+            metadata = open_file(file).metadata
+            if (found := read_tokenizer(metadata)) is not None:
+                return found
             inside = {"gguf_file": file.name}
-            loader = _GGUF_TOKENIZERS.get(str(GgufFile(file).metadata.get("general.architecture")), AutoTokenizer)
+            name = _GGUF_TOKENIZERS.get(str(metadata.get("general.architecture")), name)
+        require_conversion()
+    loader: Any = getattr(importlib.import_module("transformers"), name)  # takes seconds
     return loader.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)

@@ -39,7 +39,7 @@ from dragoman.core.text import (
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 from dragoman.runtimes.files import model_path
-from dragoman.system.threads import DaemonThreads, TimeLimitExceededError, run_stoppable
+from dragoman.system.threads import PYTORCH_LOADS, DaemonThreads, TimeLimitExceededError, run_stoppable
 from dragoman.system.transformers_loads import transformers_lock
 from dragoman_text.generation import folder as folders
 from dragoman_text.generation.image_queue import DEFAULT_MIB, ImageQueue, feature_bytes, image_bytes
@@ -249,7 +249,8 @@ class TextModel(Model):
     def load(self) -> None:
         folder = Path(model_path(self.spec)).resolve()
         self.check(folder)
-        with transformers_lock(self.runtime.require):
+        # A GGUF file seldom needs transformers, whose import takes seconds.
+        with PYTORCH_LOADS if folder.is_file() else transformers_lock(self.runtime.require):
             try:
                 self.text_engine = self.start_engine(folder)
                 self._images = ImageQueue(int(self.spec.parameters.get("image_memory", DEFAULT_MIB)) << 20)

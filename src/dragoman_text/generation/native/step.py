@@ -244,7 +244,7 @@ def _kernel_config(model: Any, bits: int, scaling: float) -> KernelConfig:
         head_size=head_size,
         vocabulary=model.lm_head.out_features,
         eps=float(config.rms_norm_eps),
-        qk_norm=hasattr(attention, "q_norm"),
+        qk_norm=getattr(attention, "q_norm", None) is not None,
         bf16=bf16,
         bits=bits,
         form=best_form(),

@@ -10,10 +10,10 @@ from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, Unloa
 from dragoman.runtimes.pretrained import takes_images
 from dragoman.system.threads import call_in_thread
 from dragoman_text.generation import folder as folders
+from dragoman_text.generation.gguf_file import GgufFile, open_file
 from dragoman_text.runtimes.llm import RUNTIME
 from dragoman_text.runtimes.text_model import TextModel
 
-GGUF = Runtime(load=RUNTIME.load, extra="gguf")
 VISION = Runtime(load=RUNTIME.load, extra="images")
 
 
@@ -25,6 +25,7 @@ class LanguageModel(TextModel):
 
     platform = "huggingface_generation"
     runtime = RUNTIME
+    _file: GgufFile | None = None
 
     def load(self) -> None:
         # Both are read when PyTorch is first imported. Waiting threads spin only about as long as the time between two
@@ -32,16 +33,18 @@ class LanguageModel(TextModel):
         os.environ.setdefault("GOMP_SPINCOUNT", "8000")
         # Huge pages for weights and caches make a step, which reads all of them, 10 to 20 % faster.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        super().load()
+        try:
+            super().load()
+        finally:
+            self._file = None
 
     def check(self, folder: Path) -> None:
         folders.check(folder)
+        if folder.is_file():
+            self._file = open_file(folder)  # the load reads its header only once
         RUNTIME.require("torch")
         if folder.is_dir() and takes_images(folder):
             VISION.require("PIL")
-        if folder.is_file():
-            for package in ("gguf", "accelerate"):
-                GGUF.require(package)
 
     def start_engine(self, folder: Path) -> Any:
         from dragoman_text.generation import loading

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,11 @@ def write_file(path: Path, model: Any, kind: str = "F32", **more: Any) -> dict[s
     else:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    writer.add_rope_freq_base(10000.0)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(WORDS)
@@ -238,6 +243,39 @@ async def test_frequencies_of_the_rotary_embedding(tmp_path: Path) -> None:
     await model.close()
 
 
+async def test_scaled_positions(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+    reference = architectures.save_model(tmp_path, "llama", tie_word_embeddings=False, **SIZES, rope_parameters=rope)
+    write_file(tmp_path / "a.gguf", reference)
+    model = load_model(tmp_path / "a.gguf")
+    assert ids(await text(model, PROMPT, max_new_tokens=12, ignore_eos=True)) == generate(reference, rounds=False)
+    await model.close()
+
+
+def test_layers_that_are_compared(tmp_path: Path) -> None:
+    """One of each combination of types."""
+    models = {}
+    for kind in ("Q8_0", "Q4_0"):
+        (tmp_path / kind).mkdir()
+        quantized_model(tmp_path / kind, kind)
+        models[kind] = load_mapped(tmp_path / kind / "a.gguf")
+    eight, four = (models[kind].model.layers for kind in ("Q8_0", "Q4_0"))
+    mixed = replace(models["Q8_0"], model=replace(models["Q8_0"].model, layers=(*eight, four[0], *eight, *four)))
+    types = [layer.mlp.down_proj.segments[0].tensor.type.name for layer in mixed.sample().model.layers]
+    assert sorted(types) == ["Q4_0", "Q8_0"]
+    assert mixed.sample().config.num_hidden_layers == 2
+
+
+def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+    """Of any layer, also one that is not compared."""
+    reference = architectures.save_model(tmp_path, "llama", tie_word_embeddings=False, **SIZES)
+    with torch.no_grad():
+        reference.model.layers[0].mlp.down_proj.weight[3, 4] = torch.nan
+    write_file(tmp_path / "a.gguf", reference)
+    with pytest.raises(ModelFailed, match="the logits of the weights in the file are not finite numbers"):
+        load_model(tmp_path / "a.gguf")
+
+
 def test_a_tensor_without_a_place(tmp_path: Path) -> None:
     reference = architectures.save_model(tmp_path, "llama", tie_word_embeddings=False, **SIZES)
     write_file(tmp_path / "a.gguf", reference, "Q8_0", extra=np.ones(3, np.float32))
@@ -273,7 +311,7 @@ async def test_a_step_with_other_logits_is_not_used(
 def test_tokens_outside_of_the_embedding(token: int, tmp_path: Path) -> None:
     reference = architectures.save_model(tmp_path, "llama", **SIZES)
     write_file(tmp_path / "a.gguf", reference)
-    embedding = load_mapped(tmp_path / "a.gguf")[0].model.embed_tokens
+    embedding = load_mapped(tmp_path / "a.gguf").model.embed_tokens
     assert torch.equal(embedding(torch.tensor([[0, 95]]))[0], reference.model.embed_tokens.weight[[0, 95]])
     with pytest.raises(IndexError, match=rf"rows of 'token_embd.weight': expected 0 to below 96, got {token}"):
         embedding(torch.tensor([[0, token, 3]]))
