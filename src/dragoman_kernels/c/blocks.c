@@ -39,6 +39,7 @@ enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K 
 typedef struct {
     const uint8_t *base;
     int32_t offsets[TILE];
+    int64_t row_bytes;
 } tile;
 
 /* Rows `first` to `first + count` of all activations. */
@@ -161,6 +162,15 @@ INLINE integers dot(integers sums, words weights, const int8_t *values, int wide
 #endif
 }
 
+/* Fetch `bytes` of each row of the next tile, which begins where this one ends, while this one computes those at `begin`: a
+ * CPU does not foresee what so many rows read in turns. Beyond the end of the weights it does nothing. */
+INLINE void fetch_next(const tile *of, int64_t begin, int64_t bytes)
+{
+    const uint8_t *next = of->base + TILE * (of->row_bytes + begin);
+    for (int64_t i = 0; i < TILE * bytes; i += 64)
+        __builtin_prefetch(next + i);
+}
+
 /* ------------------------------------------------------------------------------------------------ products of a group */
 
 /* What all rows of a group share: its integers, by four inputs, and what is to be done with their sums. */
@@ -242,6 +252,7 @@ INLINE void product_32(int type, const tile *of, const panel *in, int64_t inputs
     for (int64_t number = 0; number < inputs / GROUP; number++) {
         int64_t begin = number * bytes;
         group g;
+        fetch_next(of, begin, bytes);
         words head = gather(of, begin), raw[4], bits = head;
         g.scale = g.second_scale = from_f16(head);
         g.minimum = minima ? from_f16(head >> 16) : g.scale;
@@ -408,7 +419,7 @@ EXPORT void NAME(blocks_part)(const block_layer *layer, const block_inputs *memo
     in.count = smaller(PANEL_ROWS, rows - first_row);
     const int64_t stop = smaller((block + 1) * COLUMNS, of->columns);
     for (int64_t first = block * COLUMNS; first < stop; first += TILE) {
-        tile weights = {of->weights + first * of->row_bytes, {0}};
+        tile weights = {of->weights + first * of->row_bytes, {0}, of->row_bytes};
         int64_t count = smaller(TILE, stop - first);
         for (int64_t i = 0; i < TILE; i++)
             weights.offsets[i] = (int32_t)(smaller(i, count - 1) * of->row_bytes);
