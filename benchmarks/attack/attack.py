@@ -53,6 +53,7 @@ class Attack:
         through `nginx` or `haproxy`.
     token : the credential that the well-behaved client sends.
     infer_may_fail : true if only health checks of the well-behaved client, and not its inference, must succeed.
+    logs_tracebacks : true if a model fails, of which a traceback belongs in the log.
     max_files : the server's limit of open files, as of `ulimit -n`; 0 leaves it unchanged.
     health_ms : longest time that a health check may take.
     """
@@ -68,6 +69,7 @@ class Attack:
     front: Literal["server", "asgi", "nginx", "haproxy"] = "server"
     token: str = ""
     infer_may_fail: bool = False
+    logs_tracebacks: bool = False
     max_files: int = 0
     health_ms: float = HEALTH_MS
 

@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -39,11 +39,59 @@ from dragoman_cluster.link import Link, heartbeat_interval_s
 log = logging.getLogger("dragoman.worker")
 
 _HANDSHAKE_S = 10.0
-# Handshakes that run at the same time; further clients wait.
-_CONCURRENT_HANDSHAKES = 8
+_FIRST_BYTE_S = 1.0  # a worker begins at once
+# Handshakes that run at the same time, in all and of one address; further clients wait, and beyond a number the oldest
+# of the address that has most of them is dropped.
+_CONCURRENT_HANDSHAKES = 16
+_CONCURRENT_OF_ADDRESS = 12
+_MAX_WAITING = 256
 _BACKLOG = 128
+# Warnings about clients that are not accepted, in a minute.
+_MAX_WARNINGS = 5
+_WARNINGS_S = 60.0
 _TLS_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+
+
+class _Clients:
+    """Clients that wait for a handshake, by address. Each address has its turn, and strangers of one hold no more than
+    its share, so that they do not keep workers of others waiting.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[socket.socket]] = {}
+        self._running: Counter[str] = Counter()
+
+    def add(self, client: socket.socket, address: str) -> None:
+        """Let a client wait."""
+        self._waiting.setdefault(address, deque()).append(client)
+        if sum(map(len, self._waiting.values())) > _MAX_WAITING:
+            max(self._waiting.values(), key=len).popleft().close()
+
+    def next(self) -> tuple[socket.socket, str] | None:
+        """Return a client and its address, whose handshake begins; None if none may begin now."""
+        if self._running.total() >= _CONCURRENT_HANDSHAKES:
+            return None
+        for address, clients in [*self._waiting.items()]:
+            if self._running[address] < _CONCURRENT_OF_ADDRESS:
+                del self._waiting[address]  # to the end of the others
+                client = clients.popleft()
+                if clients:
+                    self._waiting[address] = clients
+                self._running[address] += 1
+                return client, address
+        return None
+
+    def end(self, address: str) -> None:
+        """Note that a handshake has ended."""
+        self._running[address] -= 1
+        self._running += Counter()  # without addresses of none
+
+    def close(self) -> None:
+        for clients in self._waiting.values():
+            for client in clients:
+                client.close()
+        self._waiting.clear()
 
 
 class JoinedWorker:
@@ -159,6 +207,9 @@ class WorkerPort:
         self._requests: deque[tuple[str, asyncio.Future[JoinedWorker]]] = deque()
         self._idle: list[JoinedWorker] = []
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._clients = _Clients()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._warned: deque[float] = deque(maxlen=_MAX_WARNINGS)  # when
         self._stopped = threading.Event()
         self.start_failures: dict[str, str] = {}  # why the last worker of a model could not be started
         self.last_rejection = ""  # address and reason of the last worker that was not accepted since one was
@@ -192,6 +243,7 @@ class WorkerPort:
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.wait({self._accepting})
+        self._clients.close()
         if self._socket is not None:
             self._socket.close()
         for worker in [*self._idle]:
@@ -258,22 +310,22 @@ class WorkerPort:
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        limit = asyncio.Semaphore(_CONCURRENT_HANDSHAKES)
-        tasks: set[asyncio.Task[None]] = set()
         assert self._socket is not None
         while True:
-            await limit.acquire()
             try:
-                sock, address = await loop.sock_accept(self._socket)
+                client, address = await loop.sock_accept(self._socket)
             except OSError as error:  # too many open files
                 log.error("cannot accept a worker: %s", error)
-                limit.release()
                 await asyncio.sleep(1.0)
                 continue
-            task = asyncio.create_task(self._join(sock, address[0]))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            task.add_done_callback(lambda _task: limit.release())
+            self._clients.add(client, address[0])
+            self._begin_handshakes()
+
+    def _begin_handshakes(self) -> None:
+        while (found := self._clients.next()) is not None:
+            task = asyncio.create_task(self._join(*found))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
 
     async def _join(self, sock: socket.socket, host: str) -> None:
         """Run the handshake with a client, and assign it if it is a worker."""
@@ -281,19 +333,30 @@ class WorkerPort:
             worker = await asyncio.get_running_loop().run_in_executor(self._threads, self._shake_hands, sock, host)
         except (OSError, JoinError) as error:
             sock.close()
-            log.warning("worker not accepted: address=%s reason=%s", host, error)
-            self.last_rejection = f"the last worker was not accepted: {host}: {str(error)[:200]!a}"
+            self._warn(host, error)
             return
+        finally:
+            self._clients.end(host)
+            self._begin_handshakes()
         self.last_rejection = ""
         log.info("%s has joined", worker.description)
         self._assign(worker)
+
+    def _warn(self, host: str, error: Exception) -> None:
+        """Keep the reason why a client was not accepted, and log some of them."""
+        self.last_rejection = f"the last worker was not accepted: {host}: {str(error)[:200]!a}"
+        now_s = time.monotonic()
+        if len(self._warned) < _MAX_WARNINGS or now_s - self._warned[0] > _WARNINGS_S:
+            self._warned.append(now_s)
+            more = "; further ones of this minute are not logged" if len(self._warned) == _MAX_WARNINGS else ""
+            log.warning("worker not accepted: address=%s reason=%s%s", host, error, more)
 
     def _shake_hands(self, sock: socket.socket, host: str) -> JoinedWorker:
         """Run the handshake, in a thread. Raises OSError or JoinError."""
         options = self._options
         deadline_s = time.monotonic() + _HANDSHAKE_S
         certificate = b""
-        if is_tls(sock, deadline_s):
+        if is_tls(sock, time.monotonic() + _FIRST_BYTE_S):
             sock, certificate = self._start_tls(sock, deadline_s)
         conversation = Conversation(sock, deadline_s, certificate)
         try:

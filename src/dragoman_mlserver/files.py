@@ -214,7 +214,7 @@ def _fields(path: Path) -> Mapping[str, Any]:
     """Return the fields of a file; none if it is invalid, which is reported when it is used."""
     try:
         fields = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 
@@ -350,7 +350,7 @@ def _value(key: str, text: str) -> Any:
         return text
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"environment variable {key}: expected JSON, got {text!r}: {error}") from error
 
 
@@ -370,7 +370,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, str]]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from error
     if not isinstance(settings, dict):
         raise InvalidInput(f"{path}: expected a JSON object, got {settings!r}")

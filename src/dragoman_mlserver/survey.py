@@ -101,7 +101,7 @@ def _implementation(named: str, location: str, folder: Path) -> Iterator[Remark]
 def _read(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

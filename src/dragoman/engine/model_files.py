@@ -252,7 +252,7 @@ def _read_toml(folder: Path) -> dict[str, Any]:
         return {}
     try:
         tables = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from error
     for name in ("server", "models"):
         if not isinstance(tables.get(name, {}), dict):

@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, Mapping[str, float]]:
         if not path.absolute().parent.is_dir():
             raise InvalidInput(f"{setting}: expected a file in a folder that exists") from None
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{setting}: expected a JSON file of weights by model and version: {error}") from error
     if not isinstance(found, dict):
         raise InvalidInput(f"{setting}: expected an object of weights by model and version")

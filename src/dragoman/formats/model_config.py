@@ -15,6 +15,7 @@ _WIDE_INTEGERS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _TOKEN = re.compile(r"""\s+|\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\w.+-]+|.""", re.DOTALL)
 _NO_SUCH_FIELD = re.compile(r'has no field named "([^"]+)"')
 _OPENING, _CLOSING = "{<[", "}>]"
+_MAX_DEPTH = 64  # of messages and lists; Triton's have a tenth of it
 _MAX_UNKNOWN = 100  # fields that are skipped and named before the file is rejected
 
 
@@ -43,7 +44,7 @@ class ConfigFile:
 
 def parse_config(text: str, name: str) -> ConfigFile:
     """Parse the text format. Unknown fields are left out. Raises InvalidInput with the line and column of an error."""
-    lines = _lines(text)
+    lines = _lines(text, name)
     unknown: list[tuple[str, int]] = []
     for _ in range(_MAX_UNKNOWN):
         try:
@@ -135,8 +136,11 @@ def _without_field(text: str, line: int, column: int) -> str:
     return text[:start] + blank + text[end:]
 
 
-def _lines(text: str) -> dict[str, int]:
-    """Return the line of each field, by its path; elements of repeated messages have indices."""
+def _lines(text: str, file: str) -> dict[str, int]:
+    """Return the line of each field, by its path; elements of repeated messages have indices.
+
+    Raises InvalidInput for deep nesting.
+    """
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
     stack: list[tuple[str, bool]] = []  # path of the message or list around, and whether it is a list
@@ -145,6 +149,8 @@ def _lines(text: str) -> dict[str, int]:
         line, last = line + text.count("\n", last, position), position
         around, is_list = stack[-1] if stack else ("", False)
         prefix = around.rpartition(".")[0] if is_list else around
+        if len(stack) > _MAX_DEPTH:
+            raise InvalidInput(f"{file}:{line}: expected at most {_MAX_DEPTH} messages within each other, got more")
         if symbol == "[":
             stack.append((f"{prefix}.{name}".lstrip("."), True))
         elif symbol in "{<":

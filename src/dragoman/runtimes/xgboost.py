@@ -14,6 +14,9 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
+from dragoman.formats.json_scan import check_depth
+from dragoman.formats.policy import Policy
+from dragoman.formats.ubjson import is_ubjson
 from dragoman.runtimes.files import model_path
 from dragoman.runtimes.tables import check_fp32, content, matrix
 
@@ -45,6 +48,10 @@ class XGBoostModel(Model):
         if self.spec.target is None:
             path = model_path(self.spec)
             self.platform = "xgboost_json" if path.suffix == ".json" else "xgboost_ubj"
+            if path.suffix == ".json":  # on which XGBoost's parser, as on wrong UBJSON, would end the process
+                check_depth(path.read_bytes(), Policy())
+            elif path.suffix == ".ubj" and not is_ubjson(path.read_bytes()):
+                raise ModelFailed(f"'{path.name}' is no XGBoost model: expected UBJSON as XGBoost writes it")
             try:
                 self._booster.load_model(path)
             except (xgboost.core.XGBoostError, ValueError) as error:

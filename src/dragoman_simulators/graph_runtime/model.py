@@ -152,7 +152,7 @@ def read_graph(path: Path) -> GraphDocument:
         raise InvalidInput(f"'{path}' is not a graph: expected a file {', '.join(GRAPH_FILES)}, or a folder with one")
     try:
         return parse_document(_READERS[file.suffix](file.read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} cannot be read: {error}") from error
     except InvalidInput as error:
         raise InvalidInput(f"{file.name}: {error.message}") from error

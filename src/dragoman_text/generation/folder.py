@@ -189,7 +189,7 @@ def _check_file(path: Path) -> None:
         tensors: Mapping[str, Any] = json.loads(header)
         ends = [each["data_offsets"][1] for name, each in tensors.items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         expected = -1
     if size != expected:
         problem = f"expected {expected} bytes, got {size}" if expected >= 0 else "its header cannot be read"

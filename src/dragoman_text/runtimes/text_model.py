@@ -354,6 +354,6 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     """Read the folder's config.json. Raises ModelFailed if it cannot be read."""
     try:
         config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFailed(f"'{folder.name}' has no config.json that can be read: {error}") from error
     return config

@@ -807,3 +807,22 @@ async def test_an_elastic_pool_of_joined_workers_with_tls(certificate: tuple[str
         assert found == list(range(40))
         await wait_until(lambda: not pool.supervisor.running)
         await pool.close()
+
+
+def test_strangers_of_one_address_leave_places_for_others() -> None:
+    clients = worker_port._Clients()
+    sockets = [socket.socket() for _ in range(300)]
+    for each in sockets:
+        clients.add(each, "strangers")
+    assert [each.fileno() for each in sockets[:45]].count(-1) == 300 - 256  # the oldest were dropped
+    for number in range(12):
+        assert clients.next() == (sockets[44 + number], "strangers")
+    assert clients.next() is None
+    worker = socket.socket()
+    clients.add(worker, "worker")
+    assert clients.next() == (worker, "worker")
+    assert clients.next() is None
+    clients.end("strangers")
+    assert clients.next() == (sockets[56], "strangers")
+    for each in (*sockets, worker):
+        each.close()
