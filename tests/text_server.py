@@ -239,13 +239,13 @@ async def read_response(reader: asyncio.StreamReader) -> RawResponse:
 
 async def read_headers(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     """Read a status line and headers; return the status and the headers in lower case."""
-    data = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    data = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 120)
     first, *lines = data.decode("latin-1").split("\r\n")[:-2]
     return int(first.split()[1]), {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
 
 
 async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int(await asyncio.wait_for(reader.readuntil(b"\r\n"), 60), 16):
+    while size := int(await asyncio.wait_for(reader.readuntil(b"\r\n"), 120), 16):
         yield (await reader.readexactly(size + 2))[:-2]
     await reader.readexactly(2)
 

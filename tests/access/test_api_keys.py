@@ -398,7 +398,7 @@ def test_keys_that_do_not_change_keep_the_state_of_their_limits(keys: KeyFile) -
 
 async def test_a_changed_file_is_read_without_a_signal(server: RestServer, keys: KeyFile) -> None:
     new = bearer(keys.add("new"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await infer(server, new)).status != 200:
             await asyncio.sleep(0.05)
 
@@ -535,7 +535,7 @@ async def test_asgi_applications_need_keys_too(keys: KeyFile) -> None:
         denied = await client.post(INFER, content=BODY)
         assert (denied.status_code, denied.headers["www-authenticate"]) == (401, "Bearer")
         assert (await client.post(INFER, content=BODY, headers=bearer(keys.keys["user"]))).status_code == 200
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await client.post(INFER, content=BODY, headers=bound)).status_code != 200:
                 await asyncio.sleep(0.05)
         other = await client.post("/v2/models/Tripler/infer", content=BODY, headers=bound)

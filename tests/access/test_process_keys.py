@@ -42,7 +42,7 @@ async def test_keys_and_their_models_hold_in_each_process(keys: KeyFile) -> None
         admin = RestServer(int(server.dragoman.admin_url.rpartition(":")[2]), server.dragoman)
         assert (await admin.request("GET", "/metrics", headers=bearer(keys.keys["user"]))).status == 200
         keys.delete("bound")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await server.infer("Doubler", BODY, bound)).status != 401:
                 await asyncio.sleep(0.05)
 
@@ -60,7 +60,7 @@ async def test_limits_count_the_calls_of_all_processes(keys: KeyFile) -> None:
         assert (await server.request("GET", "/v2", headers=slow)).status == 200  # limits are those of calls to models
 
         waiting = asyncio.create_task(server.infer("Gate", BODY, few))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await server.model("Gate").begun.wait()
         stream = {"model": "Words", "prompt": "a b", "stream": True}
         for _ in range(6):
@@ -79,7 +79,7 @@ async def background_status(server: RestServer, key: Mapping[str, str]) -> int:
     accepted = await server.request("POST", "/predictions/Words", {"inputs": "a b"}, headers)
     assert accepted.status == 200
     headers = {**key, "x-starting-token": accepted.headers["x-next-token"]}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (found := await server.request("POST", "/predictions/Words", b"", headers)).status == 202:
             await asyncio.sleep(0.01)
     return found.status

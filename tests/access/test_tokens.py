@@ -405,13 +405,13 @@ async def test_keys_are_read_from_a_url_and_again_for_unknown_ones(
     async with serving(Doubler, **settings(url), auth_failures_per_minute=0) as server:
 
         async def wait_for(token: str, status: int = 200) -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (await server.request("POST", INFER, BODY, bearer(token))).status != status:
                     await asyncio.sleep(0.02)
 
         # The server starts without the keys, and accepts nothing.
         assert (await server.request("POST", INFER, BODY, bearer(issuer.token()))).status == 401
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "JWKS cannot be read" not in caplog.text:
                 await asyncio.sleep(0.02)
         jwks_server.body = json.dumps({"keys": [issuer.jwk]}).encode()
@@ -451,7 +451,7 @@ async def test_what_a_url_returns_does_not_end_the_refresh(
     monkeypatch.setattr("dragoman.access.tokens._TICK_S", 0.02)
     jwks_server.body, jwks_server.headers = body, headers  # type: ignore[misc]
     url = f"http://127.0.0.1:{jwks_server.server_address[1]}/jwks"
-    async with serving(Doubler, **settings(url), auth_failures_per_minute=0) as server, asyncio.timeout(20):
+    async with serving(Doubler, **settings(url), auth_failures_per_minute=0) as server, asyncio.timeout(60):
         while "JWKS cannot be read" not in caplog.text:
             await asyncio.sleep(0.02)
         assert message in caplog.text

@@ -121,7 +121,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, create: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(create, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(create, self._loop).result(60)
 
     def call(self, function: Callable[[], T]) -> T:
         async def called() -> T:

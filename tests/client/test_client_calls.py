@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -79,11 +79,11 @@ def test_nothing_listens(loop_thread: LoopThread, kind: Kind) -> None:
     with loop_thread.client(client_kind, url, retries=2) as client:
         assert not client.live()
         assert not client.ready("Echo")
-        began = time.monotonic()
+        began_s = time.monotonic()
         with pytest.raises(ConnectionError, match=r"cannot reach .*127\.0\.0\.1:1: .*[Rr]efused") as caught:
             client.infer("Echo", X)
         assert isinstance(caught.value, ServerUnreachable)
-        assert 0.1 < time.monotonic() - began < 2
+        assert time.monotonic() - began_s > 0.1  # two retries
 
 
 def test_no_such_host(loop_thread: LoopThread, kind: Kind) -> None:
@@ -102,7 +102,7 @@ def test_a_server_that_starts_late(loop_thread: LoopThread, kind: Kind) -> None:
         request = pool.submit(client.infer, "Echo", X)
         time.sleep(0.1)
         with loop_thread.serving(Echo, **{"http_port" if wire == "rest" else "grpc_port": port}):
-            assert request.result(10)["x"].tolist() == [1]
+            assert request.result(60)["x"].tolist() == [1]
 
 
 def test_a_server_that_restarts(loop_thread: LoopThread, kind: Kind) -> None:
@@ -123,11 +123,15 @@ def test_a_timeout_cancels_the_call_on_the_server_too(loop_thread: LoopThread, k
     wire, client_kind = kind
     gate = Gate(dragoman.ModelSpec(name="Gate"))
     with loop_thread.serving(gate) as server, loop_thread.client(client_kind, url_of(server, wire)) as client:
-        began = time.monotonic()
-        with pytest.raises(errors.DeadlineExceeded, match=r"no response within 0\.2 s|Request timeout expired"):
-            client.infer("Gate", X, timeout_s=0.2)
-        assert 0.15 < time.monotonic() - began < 2
-        assert gate.cancelled.wait(5)
+        for timeout_s in (0.2, 2.0, 20.0):  # on a busy machine the call may not arrive in time
+            began_s = time.monotonic()
+            message = rf"no response within {timeout_s:g} s|Request timeout expired"
+            with pytest.raises(errors.DeadlineExceeded, match=message):
+                client.infer("Gate", X, timeout_s=timeout_s)
+            assert time.monotonic() - began_s > 0.75 * timeout_s
+            if gate.begun.is_set():
+                break
+        assert gate.cancelled.wait(60)
 
 
 def test_overload_is_retried(loop_thread: LoopThread, kind: Kind) -> None:
@@ -140,12 +144,14 @@ def test_overload_is_retried(loop_thread: LoopThread, kind: Kind) -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         stored = pool.submit(first.infer, "Gate", X)
-        assert gate.begun.wait(5)
+        assert gate.begun.wait(60)
         with pytest.raises(errors.Overloaded, match="maximum queue size of 1"):
-            client.infer("Gate", X, timeout_s=0.9)  # less than the Retry-After of 1 s
+            for _ in range(20):
+                with suppress(errors.DeadlineExceeded):  # a busy machine
+                    client.infer("Gate", X, timeout_s=0.9)  # less than the Retry-After of 1 s
         threading.Timer(0.2, loop_thread.call, [gate.open.set]).start()
         assert client.infer("Gate", X)["x"].tolist() == [1]
-        assert stored.result(5)["x"].tolist() == [1]
+        assert stored.result(60)["x"].tolist() == [1]
 
 
 def test_cancelling_an_awaited_call_cancels_the_model(loop_thread: LoopThread) -> None:
@@ -210,7 +216,7 @@ def test_closing_a_stream_cancels_it(loop_thread: LoopThread, kind: Kind) -> Non
     with loop_thread.serving(counter) as server, loop_thread.client(client_kind, url_of(server, wire)) as client:
         with closing(client.stream("Counter", X, parameters={"n": -1})) as results:
             assert next(results)["i"].tolist() == [0]
-        assert counter.closed.wait(5)
+        assert counter.closed.wait(60)
         assert client.infer("Counter", X, parameters={"n": 1})["i"].tolist() == [0]
 
 

@@ -201,7 +201,7 @@ def test_leaving_the_iterator_cancels_the_calls(map_client: Any, recorder: Recor
     assert next(results).index == 0
     wait_until(lambda: recorder.running == 4, "four calls that wait")
     results.close()
-    assert recorder.cancelled.wait(10)
+    assert recorder.cancelled.wait(60)
     wait_until(lambda: recorder.running == 0, "the end of all calls")
     assert len(recorder.calls) == 5
 

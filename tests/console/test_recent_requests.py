@@ -31,7 +31,7 @@ class Slow(dragoman.Model):
 
     def infer(self, call: dragoman.Infer) -> dict[str, Any]:
         self.begun.set()
-        assert self.open.wait(20)
+        assert self.open.wait(60)
         time.sleep(0.02)
         return {"y": np.asarray(call.inputs["x"].data) * 2}
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operate.md"
 PORTS = ("8080", "8443", "9443", "8444", "9444")
 BODY = {"inputs": [{"name": "area", "datatype": "FP64", "shape": [1], "data": [80]}]}
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 def sections(text: str) -> Iterator[tuple[str, dict[str, list[str]]]]:

@@ -263,7 +263,7 @@ def test_cancelling_a_stream_stops_the_model(shapes: ServerProcess, tmp_path: Pa
     assert results.next() == 0
     client.stop_stream(cancel_requests=True)
     client.close()
-    wait_until(closed.exists, "the end of the model's generator", within_s=10)
+    wait_until(closed.exists, "the end of the model's generator", within_s=60)
 
 
 def test_a_stream_that_takes_too_long(shapes: ServerProcess, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_stream_that_takes_too_long(shapes: ServerProcess, tmp_path: Path) -> 
     assert found.status() == "StatusCode.DEADLINE_EXCEEDED" or found.message() == "Request timeout expired"
     client.stop_stream()
     client.close()
-    wait_until(closed.exists, "the end of the model's generator", within_s=10)
+    wait_until(closed.exists, "the end of the model's generator", within_s=60)
 
 
 async def test_a_stream_with_the_asynchronous_client(aio: Any) -> None:
@@ -303,4 +303,4 @@ async def test_cancelling_a_stream_of_the_asynchronous_client(aio: Any, tmp_path
     assert error is None
     assert result.as_numpy("i").tolist() == [0]
     responses.cancel()
-    wait_until(closed.exists, "the end of the model's generator", within_s=10)
+    wait_until(closed.exists, "the end of the model's generator", within_s=60)

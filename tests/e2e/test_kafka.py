@@ -15,7 +15,7 @@ from dragoman.core.errors import InvalidInput
 
 kafka = pytest.importorskip("confluent_kafka")
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 CODE = """
 import asyncio
 

@@ -239,7 +239,7 @@ async def test_an_object_that_no_process_can_import_is_an_error_if_it_declares_o
 
 
 async def test_asynchronous_functions_run_concurrently() -> None:
-    async with dragoman.open_engine(slow) as engine, asyncio.timeout(5):
+    async with dragoman.open_engine(slow) as engine, asyncio.timeout(60):
         responses = await asyncio.gather(*(engine.infer("slow", {"x": np.array([float(i)])}) for i in range(100)))
         assert [next(iter(a.values())).tolist() for a in responses] == [[-float(i)] for i in range(100)]
 

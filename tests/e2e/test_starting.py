@@ -480,7 +480,7 @@ def test_modules_are_not_collected_and_imported_late(tmp_path: Path) -> None:
             return list(body["outputs"][0]["data"])
 
         assert infer()[:4] == [1, 1, 20_000, 1]
-        wait_until(lambda: infer()[4], "garbage of few calls is collected", within_s=10)
+        wait_until(lambda: infer()[4], "garbage of few calls is collected", within_s=60)
         (tmp_path / "freed").unlink(missing_ok=True)  # by an instance of before the start
         assert process.request("POST", "/v2/repository/models/Process/unload", {})[0] == 200
-        wait_until((tmp_path / "freed").exists, "an unloaded model is collected", within_s=10)
+        wait_until((tmp_path / "freed").exists, "an unloaded model is collected", within_s=60)

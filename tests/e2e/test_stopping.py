@@ -65,7 +65,7 @@ def test_sigterm_does_not_wait_for_a_hung_model(
         wait_until((tmp_path / "begun").exists, "the request")
         workers = process.workers()
         process.terminate()
-        assert process.wait_for_exit(within_s=30) == 0
+        assert process.wait_for_exit() == 0
         status, body = response.result(TIMEOUT_S)
         assert status == 503
         assert "is unloading" in body["error"] or "shutting down" in body["error"]
@@ -80,7 +80,7 @@ def test_sigterm_while_a_model_loads(tmp_path: Path, placement: str) -> None:
     with started_server(f"{TROUBLE}:SlowToLoad", *flags, environment=environment) as process:
         wait_until((tmp_path / "never.begun").exists, "the load")
         process.terminate()
-        assert process.wait_for_exit(within_s=30) == 0
+        assert process.wait_for_exit() == 0
         assert "Traceback" not in process.log()
 
 
@@ -96,14 +96,14 @@ def test_sigterm_while_a_load_runs_native_code(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_exits_at_once(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    with running_server(f"{TROUBLE}:Stuck", "--drain-s", "60") as process:
+    with running_server(f"{TROUBLE}:Stuck", "--drain-s", "600") as process:
         response = threads.submit(process.infer, "Stuck", [1.0], begun=str(tmp_path / "begun"))
         wait_until((tmp_path / "begun").exists, "the request")
         workers = process.workers()
         process.terminate()
         process.wait_for_status("/v2/health/ready", 400)
         process.terminate()
-        assert process.wait_for_exit(within_s=30) == -signal.SIGTERM
+        assert process.wait_for_exit() == -signal.SIGTERM
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of the worker")
         with pytest.raises(OSError):
             response.result(TIMEOUT_S)
@@ -245,7 +245,7 @@ def test_killing_the_server_ends_its_workers() -> None:
 
 
 def test_idle_connections_do_not_delay_the_exit() -> None:
-    with running_server(f"{TROUBLE}:Twice", "--drain-s", "30") as process:
+    with running_server(f"{TROUBLE}:Twice", "--drain-s", "600") as process:
         idle = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=10)
         idle.request("GET", "/v2/health/live")
         idle.getresponse().read()
@@ -253,9 +253,9 @@ def test_idle_connections_do_not_delay_the_exit() -> None:
         half.connect()
         half.sock.sendall(b"POST /v2/models/Twice/infer HTTP/1.1\r\nhost: x\r\ncontent-")
         with grpc.insecure_channel(process.grpc_url) as channel:
-            grpc.channel_ready_future(channel).result(10)
+            grpc.channel_ready_future(channel).result(60)
             process.terminate()
-            assert process.wait_for_exit(within_s=20) == 0
+            assert process.wait_for_exit() == 0
         idle.close()
         half.close()
 
@@ -272,5 +272,5 @@ def test_a_client_that_does_not_read_does_not_delay_the_exit() -> None:
         slow.request("POST", "/v2/models/Echo/infer", head + bytes(count), headers)
         wait_until(lambda: slow.sock.recv(1), "the beginning of the answer")
         process.terminate()
-        assert process.wait_for_exit(within_s=30) == 0
+        assert process.wait_for_exit() == 0
         slow.close()

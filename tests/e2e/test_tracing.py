@@ -495,7 +495,7 @@ async def test_a_collector_that_is_down_is_counted_and_harmless(caplog: pytest.L
     async with serve(f"http://127.0.0.1:{port}/?token={SECRET}") as server:
         for _ in range(3):
             assert await post(server) == 200
-    assert time.monotonic() - started_s < 30
+    assert time.monotonic() - started_s < 60  # not until the last attempt to export
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert re.fullmatch(r"traces cannot be exported: .+; dropped=3", warnings[0])

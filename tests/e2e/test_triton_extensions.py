@@ -451,7 +451,7 @@ def test_classes_of_a_stream(labelled: ServerProcess) -> None:
         client.start_stream(lambda result, error: received.put(error or result.as_numpy("scores").tolist()))
         outputs = [triton_grpc.InferRequestedOutput("scores", class_count=2)]
         client.async_stream_infer("Scores", [tensor(triton_grpc, "x", SCORES, "FP32")], outputs=outputs)
-        assert received.get(timeout=30) == BEST
+        assert received.get(timeout=60) == BEST
 
 
 def test_classes_of_an_event_stream(labelled: ServerProcess) -> None:

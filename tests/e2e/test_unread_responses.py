@@ -126,13 +126,13 @@ class UnreadClient:
             await self._wait_for(h2.events.StreamEnded)
 
     async def _wait_for(self, kind: type) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not any(isinstance(event, kind) for event in await self.receive()):
                 pass
 
     async def receive(self) -> list[h2.events.Event]:
         """Return the next event."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             data = await self.reader.read(1 << 18)
         assert data, "the server has hung up"
         events: list[h2.events.Event] = self.h2.receive_data(data)
@@ -165,7 +165,7 @@ async def serving_models(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman
         with recorded_models() as models:
             server = await stack.enter_async_context(dragoman.Server(Grown, **settings))
         yield models["Grown"], server
-        async with asyncio.timeout(10):  # all that was counted is released
+        async with asyncio.timeout(60):  # all that was counted is released
             while not await has_free_memory(server, settings["max_bodies_bytes"]):
                 await asyncio.sleep(0.01)
 
@@ -248,7 +248,7 @@ async def test_unread_responses_of_all_connections_are_bounded(kind: str) -> Non
                 await third.wait_for_all()
                 assert third.headers[health]["grpc-status"] == "0"
         async with UnreadClient.to(port) as fourth:  # the memory has been released
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while True:
                     number = fourth.request(kind)
                     fourth.open_windows()

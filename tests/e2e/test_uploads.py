@@ -56,7 +56,7 @@ class Http1:
         return await self.status()
 
     async def status(self) -> int:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             line = await self.reader.readline()
         await self.disconnect()
         return int(line.split()[1])
@@ -119,7 +119,7 @@ async def serving_models(**settings: Any) -> AsyncIterator[int]:
 async def wait_for_halves(port: int, halves: int) -> None:
     """Wait until the server holds this number of half bodies, within a tenth of one."""
     free = LIMIT - halves * HALF
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await has_free_memory(port, free + 1) or not await has_free_memory(port, free - HALF // 10):
             await asyncio.sleep(0.005)
 

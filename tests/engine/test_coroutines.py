@@ -30,7 +30,7 @@ async def returns_immediately() -> int:
 
 async def continues_in_task(value: int) -> int:
     await ensure_task()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.sleep(0)
         return value
 

@@ -26,7 +26,7 @@ class Positive(Model):
 
     def infer(self, call: Infer) -> Any:
         self.begun.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(60)
         if (call.inputs["x"].data < 0).any():
             raise errors.InvalidInput("negative")
         return {"y": call.inputs["x"].data}

@@ -352,7 +352,7 @@ async def test_calls_of_sync_are_apart_however_often_files_change(tmp_path: Path
         return {}
 
     watching = asyncio.create_task(FolderWatch([str(tmp_path)], 0.1, sync).run())
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 60
     while len(times) < 5 and time.monotonic() < end_s:
         (tmp_path / "file").write_text(str(time.monotonic_ns()))
         await asyncio.sleep(0.002)
@@ -373,7 +373,7 @@ async def test_a_folder_that_is_replaced_is_watched_further(tmp_path: Path) -> N
         await asyncio.sleep(0.2)  # the watch is at rest
         synced.clear()
         file.write_text("x")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await synced.wait()
 
     watching = asyncio.create_task(FolderWatch([str(served)], 0.05, sync).run())

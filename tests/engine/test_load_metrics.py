@@ -42,7 +42,7 @@ async def measured(engine: Engine) -> tuple[int, int, dict[str, float]]:
 
 
 async def wait_for(engine: Engine, expected: tuple[int, int, dict[str, float]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (found := await measured(engine)) != expected:
             assert found[:2] <= expected[:2], found
             await asyncio.sleep(0.01)

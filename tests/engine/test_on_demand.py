@@ -227,7 +227,7 @@ async def test_a_failed_load_is_not_tried_again_at_once(folder: Path) -> None:
         assert not (await engine.call(Request(Ready(), "a"))).answer
         assert engine.ready()  # a client's call does not change that
         (folder / "a" / "broken").unlink()
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + 60
         while time.monotonic() < end_s:  # after a second
             try:
                 assert await infer(engine, "a", 6.0) == 6.0
@@ -331,7 +331,7 @@ async def test_load_on_demand_excludes_no_load_at_start(folder: Path) -> None:
 
 
 async def test_a_model_that_describes_another_loads_it(folder: Path) -> None:
-    async with serve(folder) as engine, asyncio.timeout(10):
+    async with serve(folder) as engine, asyncio.timeout(60):
         description = await asyncio.to_thread(engine.siblings("caller").describe, "a")
         assert [tensor.name for tensor in description.signature.inputs] == ["x"]
         assert await loaded(engine) == ["a"]

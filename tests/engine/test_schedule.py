@@ -39,7 +39,7 @@ class Recorder(dragoman.Model):
         self.seen.append(x.reshape(-1).tolist())
         self.parameters.append(dict(call.parameters))
         if x[0, 0] == 0:
-            assert self.gate.wait(30)
+            assert self.gate.wait(60)
         return {"y": x}
 
 

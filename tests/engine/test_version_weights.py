@@ -401,7 +401,7 @@ async def test_versions_that_are_loaded_after_a_retry_are_compared(folder: Path,
 """
     write(folder, "2", datatype="dragoman.FP32", extra=extra)
     write_settings(folder, '{ "1" = 1, "2" = 1 }')
-    async with open_engine(folder, placement="inline") as engine, asyncio.timeout(20):
+    async with open_engine(folder, placement="inline") as engine, asyncio.timeout(60):
         assert [d.state for d in engine.deployments()] == ["READY", "UNAVAILABLE"]
         up.touch()
         while "differ in outputs" not in engine.deployments()[0].reason:

@@ -11,7 +11,7 @@ import h2.connection
 import h2.events
 from grpc_fakes import SERVICE
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def frame_message(message: bytes, flag: int = 0) -> bytes:

@@ -72,7 +72,7 @@ def call_every_way(target: str) -> list[str]:
             )
             text.append("same" if reply.raw_output_contents == LARGE.raw_input_contents else "other")
         waiting = [infer.future(infer_message(id=str(n)).SerializeToString()) for n in range(50)]
-        text += [m.ModelInferResponse.FromString(w.result(20)).id for w in waiting]
+        text += [m.ModelInferResponse.FromString(w.result(60)).id for w in waiting]
         stream = channel.stream_stream(SERVICE + "ModelStreamInfer")
         replies = stream(iter([infer_message(id="a").SerializeToString()] * 2), timeout=20)
         text += [m.ModelStreamInferResponse.FromString(r).infer_response.id for r in replies]

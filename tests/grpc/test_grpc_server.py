@@ -116,7 +116,7 @@ async def test_a_disconnect_cancels_the_call(channel: Any, engine: FakeEngine, l
     await engine.started.wait()
     if leave == "cancel":
         call.cancel()
-    await asyncio.wait_for(engine.cancelled.wait(), 10)
+    await asyncio.wait_for(engine.cancelled.wait(), 60)
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
@@ -157,7 +157,7 @@ async def test_stopping_cancels_calls_after_the_grace_period(channel: Any, serve
     await engine.started.wait()
     await server.stop(0.05)
     assert (await rpc_error(call)).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-    await asyncio.wait_for(engine.cancelled.wait(), 10)
+    await asyncio.wait_for(engine.cancelled.wait(), 60)
 
 
 async def test_stopping_before_the_start_and_twice(server: Any) -> None:

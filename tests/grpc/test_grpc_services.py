@@ -65,7 +65,7 @@ async def test_health_is_watched_until_the_server_stops(engine: FakeEngine, serv
         for ready in (False, True):
             engine.set_ready(ready)
             assert (await watching.read()).status == (SERVING if ready else NOT_SERVING)
-        await asyncio.wait_for(server.stop(60), 10)
+        await asyncio.wait_for(server.stop(600), 60)
         assert (await watching.read()).status == NOT_SERVING
         assert await watching.read() is grpc.aio.EOF
 
@@ -165,7 +165,7 @@ async def test_tritons_client_streams(target: str) -> None:
             client.start_stream(lambda result, error: received.put(what(result, error)))
             for model in ("echo", "nope", "echo"):
                 client.async_stream_infer(model, [given], enable_empty_final_response=True)
-            return [received.get(timeout=10) for _ in range(9)]
+            return [received.get(timeout=60) for _ in range(9)]
 
     def what(result: Any, error: Any) -> str:
         if error is not None:

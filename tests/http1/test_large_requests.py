@@ -75,7 +75,7 @@ async def clients(port: int, body: bytes, headers: bytes = b"") -> list[tuple[as
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
-    headers = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    headers = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     size = int(headers.lower().partition(b"content-length: ")[2].split()[0])
     return headers.split()[1] + b" " + await reader.readexactly(size)
 

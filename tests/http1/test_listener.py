@@ -121,7 +121,7 @@ def test_stopping_closes_connections_after_the_grace_period(factory: Any) -> Non
         reader, writer = await asyncio.open_connection("127.0.0.1", ports[1])
         writer.write(b"x")
         assert await reader.readuntil(b"|") == b"one x|"
-        await asyncio.wait_for(listener.stop(0.0), 5)
+        await asyncio.wait_for(listener.stop(0.0), 60)
         assert await reader.read() == b"cut|"
         writer.close()
         with pytest.raises(OSError):

@@ -151,4 +151,4 @@ async def test_a_real_event_loop() -> None:
             return 0.0
 
     timers.watch(Once(), asyncio.get_running_loop().time() + 0.01)
-    await asyncio.wait_for(called.wait(), 10)
+    await asyncio.wait_for(called.wait(), 60)

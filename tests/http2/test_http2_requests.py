@@ -59,7 +59,7 @@ class Client:
             self.writer.write(self.h2.data_to_send())
             if size and body:
                 continue
-            data = await asyncio.wait_for(self.reader.read(1 << 16), 20)
+            data = await asyncio.wait_for(self.reader.read(1 << 16), 60)
             assert data, "the server has hung up"
             for event in self.h2.receive_data(data):
                 match event:
@@ -138,7 +138,7 @@ async def test_100_continue(client: Client) -> None:
     client.writer.write(client.h2.data_to_send())
     result: list[str] = []
     while not result:
-        events = client.h2.receive_data(await asyncio.wait_for(client.reader.read(1 << 16), 20))
+        events = client.h2.receive_data(await asyncio.wait_for(client.reader.read(1 << 16), 60))
         result = [dict(e.headers)[":status"] for e in events if isinstance(e, h2.events.InformationalResponseReceived)]
     assert result == ["100"]
 
@@ -182,7 +182,7 @@ async def test_a_disconnect_cancels_the_call(action: str) -> None:
         requesting = asyncio.ensure_future(
             client.request("POST", "/v2/models/Hangs/infer", json.dumps(REQUEST).encode())
         )
-        await asyncio.wait_for(model.began.wait(), 20)
+        await asyncio.wait_for(model.began.wait(), 60)
         if action == "reset":
             client.h2.reset_stream(1, 8)
             writer.write(client.h2.data_to_send())
@@ -190,7 +190,7 @@ async def test_a_disconnect_cancels_the_call(action: str) -> None:
             writer.transport.abort()
         else:
             await server.stop(0.05)
-        await asyncio.wait_for(model.cancelled.wait(), 20)
+        await asyncio.wait_for(model.cancelled.wait(), 60)
         requesting.cancel()
         await asyncio.wait([requesting])
         writer.transport.abort()
@@ -207,7 +207,7 @@ async def test_a_slow_body_is_rejected() -> None:
         writer.write(client.h2.data_to_send())
         status = ""
         while not status:
-            for event in client.h2.receive_data(await asyncio.wait_for(reader.read(1 << 16), 20)):
+            for event in client.h2.receive_data(await asyncio.wait_for(reader.read(1 << 16), 60)):
                 if isinstance(event, h2.events.ResponseReceived):
                     status = dict(event.headers)[":status"]
         assert status == "408"

@@ -230,7 +230,7 @@ def encode_body(body: Any) -> bytes:
 
 
 async def read_headers(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     first, *lines = head.decode("latin-1").split("\r\n")[:-2]
     headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
     return int(first.split()[1]), headers
@@ -242,12 +242,12 @@ async def read_response(reader: asyncio.StreamReader, *, head: bool = False) -> 
         return RawResponse(status, headers, b"")
     if headers.get("transfer-encoding") == "chunked":
         return RawResponse(status, headers, b"".join([chunk async for chunk in read_chunks(reader)]))
-    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 10)
+    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 60)
     return RawResponse(status, headers, body)
 
 
 async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int(await asyncio.wait_for(reader.readuntil(b"\r\n"), 10), 16):
+    while size := int(await asyncio.wait_for(reader.readuntil(b"\r\n"), 60), 16):
         yield (await reader.readexactly(size + 2))[:-2]
     await reader.readexactly(2)
 

@@ -34,7 +34,7 @@ from rest.rest_server import Counter, Gate, Identity, inputs, tensor
 
 INFER = "/v2/models/Identity/infer"
 BODY = inputs(tensor())
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 TOO_LARGE = 413, {"error": "the body is larger than the limit of 1000 bytes"}
 
 

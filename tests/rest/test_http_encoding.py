@@ -140,10 +140,10 @@ async def test_a_body_compressed_more_than_twice_is_rejected(server: RestServer)
 
 
 async def test_gzip_with_many_members_is_rejected_early() -> None:
-    start = time.monotonic()
+    start_s = time.process_time()
     with pytest.raises(HttpError, match="not valid gzip"):
         await decompress(gzip.compress(b"") * 200_000, "gzip", 1 << 26, EXECUTOR)
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start_s < 2
 
 
 # --- out ---------------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ body = gzip.compress(bytes(random.Random(0).choices(b"0123456789", k=1 << 20)) *
 executor = MessageExecutor(BodyMemory(0))
 before = memory_mib()
 size = len(asyncio.run(decompress(body, "gzip", 64 << 20, executor)))
-end_s = time.monotonic() + 10  # the thread may keep its result for a moment
+end_s = time.monotonic() + 60  # the thread may keep its result for a moment
 while memory_mib() - before >= 16 and time.monotonic() < end_s:
     time.sleep(0.01)
 print(size >> 20, memory_mib() - before)

@@ -327,12 +327,17 @@ async def test_a_rejected_request_keeps_the_connection_usable(server: RestServer
 
 
 async def test_responses_do_not_wait_for_acknowledgements(server: RestServer) -> None:
+    """The kernel delays acknowledgements by 40 ms: so long takes each response whose head and body go apart."""
     async with await wire(server) as client:
-        start = time.monotonic()
-        for _ in range(30):
+        durations_s = []
+        for _ in range(100):
+            start_s = time.monotonic()
             await client.send(request("POST", INFER, inputs(tensor())))
             await client.response()
-        assert time.monotonic() - start < 0.9  # 30 times 40 ms where a head and its body go apart
+            durations_s.append(time.monotonic() - start_s)
+            if len(durations_s) > 10 and durations_s[-1] < 0.03:  # the first ones are not delayed
+                break
+        assert durations_s[-1] < 0.03
 
 
 # --- clients that leave ----------------------------------------------------------------------------------------------
@@ -344,7 +349,7 @@ async def test_a_disconnect_cancels_the_call(caplog: pytest.LogCaptureFixture) -
         async with await wire(server) as client:
             await client.send(request("POST", "/v2/models/Gate/infer", inputs(tensor())) + LIVE + LIVE)
             await gate.begun.wait()
-        await asyncio.wait_for(gate.cancelled.wait(), 10)
+        await asyncio.wait_for(gate.cancelled.wait(), 60)
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
@@ -363,14 +368,14 @@ async def test_a_disconnect_closes_the_models_generator(caplog: pytest.LogCaptur
         async with await wire(server) as client:
             await client.send(stream(n=-1))
             assert (await read_headers(client.reader))[0] == 200
-        await asyncio.wait_for(counter.closed.wait(), 10)
+        await asyncio.wait_for(counter.closed.wait(), 60)
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 async def test_a_client_that_does_not_read_a_stream_is_disconnected() -> None:
     async with serving(write_timeout_s=0.1) as server, await wire(server, limit=1024) as client:
         await client.send(stream(n=-1))
-        await asyncio.wait_for(server.model("Counter").closed.wait(), 10)
+        await asyncio.wait_for(server.model("Counter").closed.wait(), 60)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             while True:
                 await client.reader.readexactly(1 << 16)

@@ -105,7 +105,7 @@ async def second_over_http2(port: int, path: str, body: bytes, *more: tuple[str,
     headers: dict[int, dict[str, str]] = {1: {}, 3: {}}
     ended = 0
     while ended < 2:
-        for event in client.receive_data(await asyncio.wait_for(reader.read(1 << 16), 20)):
+        for event in client.receive_data(await asyncio.wait_for(reader.read(1 << 16), 60)):
             if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
                 headers[event.stream_id] |= dict(event.headers)
             ended += isinstance(event, h2.events.StreamEnded)

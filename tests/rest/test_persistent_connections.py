@@ -184,7 +184,7 @@ async def test_a_waiting_request_keeps_its_position(server: RestServer) -> None:
     writer.write(REQUESTS["plain"])
     await read_response(reader)
     writer.write(infer("Gate", inputs(_X, id="waits")))
-    await asyncio.wait_for(gate.begun.wait(), 10)
+    await asyncio.wait_for(gate.begun.wait(), 60)
     writer.write(REQUESTS["with an id"])
     gate.open.set()
     responses = [await read_response(reader), await read_response(reader)]

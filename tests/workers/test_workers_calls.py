@@ -198,13 +198,11 @@ async def test_running_and_queued_calls_fail_on_close(placement: str, model: str
     async with pool_of(placement, model) as pool:
         calls = [asyncio.create_task(complete(pool.call(request))) for _ in range(4)]
         await wait_until((tmp_path / "begun").exists)
-        began_s = time.monotonic()
         closing = asyncio.create_task(pool.close())
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(r) for r in results] == [NotReady] * 4
         (tmp_path / "go").touch()
         await closing
-        assert time.monotonic() - began_s < 3
     gc.collect()
 
 
@@ -247,7 +245,7 @@ async def test_a_pool_whose_threads_have_ended_is_not_ready_and_its_calls_fail(
 
     def limit(_replicas: int, *, of_thread: bool = False) -> None:
         if of_thread:
-            ends.wait(30)
+            ends.wait(60)
             raise SystemExit(3)
 
     monkeypatch.setattr(local, "limit_library_threads", limit)
@@ -256,7 +254,7 @@ async def test_a_pool_whose_threads_have_ended_is_not_ready_and_its_calls_fail(
         await asyncio.sleep(0)
         states = [pool.ready]
         ends.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             for attempt in (waiting, call(pool, do="pid")):
                 with pytest.raises(WorkerLost, match="the thread that runs it has ended: SystemExit: 3"):
                     await attempt

@@ -26,7 +26,7 @@ async def test_models_are_closed_after_a_cancelled_load(placement: str, model: s
     await wait_until((tmp_path / "begun").exists)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(starting, 5)
+        await asyncio.wait_for(starting, 60)
     await pool.close()
     assert not (tmp_path / "closed").exists()
     (tmp_path / "go").touch()

@@ -166,7 +166,7 @@ async def test_a_slow_worker_that_is_idle_is_tried_again() -> None:
         while any(not worker.mean_s for worker in pool.workers()):
             await device(slow)
         assert max(worker.mean_s for worker in pool.workers()) > 0.25
-        end_s = time.monotonic() + 15
+        end_s = time.monotonic() + 60
         while await device({"1": 0.02}) != 0:  # it would be quick now
             assert time.monotonic() < end_s
 

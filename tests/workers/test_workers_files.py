@@ -58,7 +58,7 @@ async def test_long_frames_are_sent_on_file_descriptors_above_1024() -> None:
         reading = asyncio.create_task(asyncio.to_thread(read))
         await asyncio.sleep(0)
         channel.flush_all()
-        assert await asyncio.wait_for(reading, 30) == 0
+        assert await asyncio.wait_for(reading, 60) == 0
         channel.close()
         ours.close()
 

@@ -117,10 +117,8 @@ async def test_calls_fail_fast_in_a_crash_loop() -> None:
         calls = [asyncio.create_task(call(pool, do="os._exit")) for _ in range(8)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(r) for r in results] == [WorkerLost] * 3 + [NotReady] * 5
-        began_s = time.monotonic()
-        with pytest.raises(NotReady) as caught:
-            await call(pool, do="pid")
-        assert time.monotonic() - began_s < 0.05
+        with pytest.raises(NotReady) as caught:  # in its first step, without waiting for anything
+            call(pool, do="pid").send(None)
         assert caught.value.retry_after_s
         await wait_until(lambda: pool.ready)
         assert first_value(await call(pool, do="pid")) > 0
@@ -253,7 +251,7 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         worker = int(server.stdout.readline())
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + 60
         while not (tmp_path / "b").exists():
             assert time.monotonic() < end_s
             time.sleep(0.002)

@@ -72,7 +72,7 @@ def first_value(response: Inference) -> int:
     return int(next(iter(response.outputs.values())).data.flat[0])
 
 
-async def wait_until(condition: Callable[[], Any], limit_s: float = 15.0) -> None:
+async def wait_until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
     """Wait until `condition()` is true; fail after `limit_s`."""
     end_s = time.monotonic() + limit_s
     while not condition():

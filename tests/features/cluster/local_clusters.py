@@ -89,7 +89,7 @@ def cancel_jobs(environment: dict[str, str]) -> None:
     """Cancel all jobs and wait for their processes."""
     subprocess.run(["scancel", "--user=root"], env=environment, check=False)
     command = ["squeue", "--noheader"]
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while time.monotonic() < end_s and subprocess.run(command, capture_output=True, env=environment).stdout:
         time.sleep(0.2)
 
@@ -104,7 +104,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def wait_for(condition: Callable[[], bool], folder: Path) -> None:
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 60
     while not condition():
         logs = {path.name: path.read_text(errors="replace")[-500:] for path in folder.glob("*.log")}
         assert time.monotonic() < end_s, f"SLURM has not started: {logs}"

@@ -9,7 +9,7 @@ import pytest
 
 from dragoman_cluster.link import HEARTBEAT, Link
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 Ends = Callable[[], tuple[socket.socket, Link]]
 

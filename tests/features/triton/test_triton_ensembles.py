@@ -160,7 +160,7 @@ async def test_closing_the_stream_cancels_the_decoupled_step(engine: Engine, tmp
             assert (await anext(responses)).answer.outputs["OUT"].data.tolist() == [4]
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(responses), 0.05)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (tmp_path / "cancelled").exists():
             await asyncio.sleep(0.01)
 
@@ -290,5 +290,5 @@ async def test_a_step_that_fails_cancels_those_that_still_run(tmp_path: Path) ->
     (tmp_path / "both" / "1").mkdir()
     async with dragoman.open_engine(tmp_path, Fails, Waits, trial_s=0) as engine:
         with pytest.raises(InvalidInput, match="in ensemble 'both', no number"):
-            await asyncio.wait_for(engine.infer("both", {"IN": np.array([1], np.int32)}), 30)
+            await asyncio.wait_for(engine.infer("both", {"IN": np.array([1], np.int32)}), 60)
         assert Waits.is_cancelled

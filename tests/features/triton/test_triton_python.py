@@ -309,7 +309,7 @@ async def test_other_inputs_end_the_wait_of_a_batch(engine: Engine) -> None:
         call = Infer({name: Tensor.of(np.zeros((rows, 1), np.int32)) for name in names})
         return int((await engine.call(Request(call, "together"))).answer.outputs["OUT"].data[0, 0])
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(count(1, "IN"))
         second = tasks.create_task(count(1, "IN", "IN2"))
         assert await first == 1

@@ -268,7 +268,7 @@ def stream(process: ServerProcess, model: str, name: str, values: list[int], cou
         client.start_stream(lambda result, error: responses.put(error or result))
         client.async_stream_infer(model, [tensor])
         try:
-            found = [responses.get(timeout=30) for _ in range(count)]
+            found = [responses.get(timeout=60) for _ in range(count)]
         finally:
             client.stop_stream(cancel_requests=True)
     return [

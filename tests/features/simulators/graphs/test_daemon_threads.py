@@ -18,20 +18,20 @@ from e2e.server_process import wait_until
 def test_the_number_of_threads_is_bounded() -> None:
     threads = DaemonThreads(3, "few")
     meeting = threading.Barrier(3)
-    names = {f.result(20) for f in [threads.submit(_meet, meeting) for _ in range(9)]}
+    names = {f.result(60) for f in [threads.submit(_meet, meeting) for _ in range(9)]}
     assert names == {"few-1", "few-2", "few-3"}
     threads.shutdown()
 
 
 def _meet(meeting: threading.Barrier) -> str:
-    meeting.wait(20)
+    meeting.wait(60)
     return threading.current_thread().name
 
 
 def test_idle_threads_are_reused() -> None:
     threads = DaemonThreads(8, "again")
     for _ in range(20):
-        assert threads.submit(threading.current_thread).result(20).name == "again-1"
+        assert threads.submit(threading.current_thread).result(60).name == "again-1"
         wait_until(lambda: threads.idle.acquire(blocking=False), "the thread waits")
         threads.idle.release()
     threads.shutdown()
@@ -40,16 +40,16 @@ def test_idle_threads_are_reused() -> None:
 def test_errors_reach_the_caller() -> None:
     threads = DaemonThreads(1, "faults")
     with pytest.raises(ZeroDivisionError):
-        threads.submit(lambda: 1 / 0).result(20)
+        threads.submit(lambda: 1 / 0).result(60)
     with pytest.raises(SystemExit):
-        threads.submit(sys.exit, 3).result(20)
-    assert threads.submit(lambda: 4).result(20) == 4
+        threads.submit(sys.exit, 3).result(60)
+    assert threads.submit(lambda: 4).result(60) == 4
     threads.shutdown()
 
 
 def _wait(started: threading.Event, proceed: threading.Event) -> bool:
     started.set()
-    return proceed.wait(20)
+    return proceed.wait(60)
 
 
 def test_queued_jobs_are_cancelled_or_run_at_shutdown() -> None:
@@ -58,22 +58,22 @@ def test_queued_jobs_are_cancelled_or_run_at_shutdown() -> None:
         started, proceed = threading.Event(), threading.Event()
         first = threads.submit(_wait, started, proceed)
         second = threads.submit(lambda: 2)
-        assert started.wait(20)
+        assert started.wait(60)
         threads.shutdown(cancel_futures=cancel)
         with pytest.raises(RuntimeError, match="after shutdown"):
             threads.submit(int)
         proceed.set()
-        assert first.result(20)
+        assert first.result(60)
         if cancel:
             with pytest.raises(CancelledError):
-                second.result(20)
+                second.result(60)
         else:
-            assert second.result(20) == 2
+            assert second.result(60) == 2
 
 
 def test_threads_end_with_their_executor() -> None:
     threads = DaemonThreads(2, "collected")
-    threads.submit(int).result(20)
+    threads.submit(int).result(60)
     del threads
     gc.collect()
     wait_until(lambda: not any(t.name.startswith("collected") for t in threading.enumerate()), "the thread ends")
@@ -173,11 +173,11 @@ def test_the_turn_of_a_thread_that_was_given_up() -> None:
     def hold() -> None:
         with turns:
             taken.set()
-            end.wait(20)
+            end.wait(60)
 
     stuck = threading.Thread(target=hold, daemon=True)
     stuck.start()
-    assert taken.wait(20)
+    assert taken.wait(60)
     turns.abandon(stuck)
     with turns:
         end.set()

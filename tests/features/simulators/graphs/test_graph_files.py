@@ -231,11 +231,11 @@ inside = []
 
 def busy(x):
     inside.append(x)
-    meeting.wait(20)
+    meeting.wait(60)
     count = len(inside)
-    meeting.wait(20)
+    meeting.wait(60)
     inside.clear()
-    meeting.wait(20)
+    meeting.wait(60)
     return [count]
 """
     )
@@ -329,7 +329,7 @@ async def test_the_error_names_the_server_that_is_down(tmp_path: Path) -> None:
         ]
     try:
         with pytest.raises(errors.NotReady, match=re.escape(f"node 'far': no server of {far.http_url} answers")):
-            await asyncio.wait_for(engine.call(Request(call, "g")), 20)
+            await asyncio.wait_for(engine.call(Request(call, "g")), 60)
     finally:
         await engine.close()
 
@@ -342,14 +342,14 @@ async def test_a_graph_built_in_python_runs_calls_concurrently() -> None:
         input_sizes = output_sizes = lambda self, config: [1]
 
         def evaluate(self, inputs: Vectors, config: Config) -> Any:
-            meeting.wait(20)
+            meeting.wait(60)
             return inputs[0]
 
     g = dragoman.Graph("built")
     g.output(g.exp(g.add(Meets(), "meets")(g.input("x"))), "y")
     async with dragoman.open_engine(g.build()) as engine:
         call = Infer({}, positional=(vector(0),))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             responses = await asyncio.gather(*(engine.call(Request(call, "built")) for _ in range(4)))
         assert [a.answer.outputs["y"].data.tolist() for a in responses] == [[1.0]] * 4
         description = (await engine.call(Request(Describe(), "built"))).answer
@@ -366,7 +366,7 @@ async def test_after_a_cancellation_no_further_node_is_called(threads: int) -> N
 
         def evaluate(self, inputs: Vectors, config: Config) -> Any:
             started.set()
-            assert proceed.wait(20)
+            assert proceed.wait(60)
             ended.set()
             return inputs[0]
 

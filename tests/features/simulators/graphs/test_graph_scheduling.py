@@ -88,7 +88,7 @@ class Doubles(VectorFunction):
 
     def _meet(self) -> None:
         if self.meeting is not None:
-            self.meeting.wait(20)
+            self.meeting.wait(60)
 
 
 @pytest.mark.parametrize("threads", [4, 1])
@@ -114,7 +114,7 @@ def test_a_slow_branch_does_not_block_another() -> None:
 
     class Waits(Doubles):
         def evaluate(self, inputs: Vectors, config: Config) -> Any:
-            assert done.wait(20)
+            assert done.wait(60)
             return inputs[0]
 
     class Signals(Doubles):
@@ -253,7 +253,7 @@ def test_concurrent_equal_evaluations_are_computed_once() -> None:
             nonlocal count
             count += 1
             started.set()
-            assert proceed.wait(20)
+            assert proceed.wait(60)
             if count == 1:
                 raise ValueError("the first time")
             return 2 * inputs[0]
@@ -263,13 +263,13 @@ def test_concurrent_equal_evaluations_are_computed_once() -> None:
     graph = g.build()
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(graph.evaluate, [np.ones(2)], {})
-        assert started.wait(20)
+        assert started.wait(60)
         second = threads.submit(graph.evaluate, [np.ones(2)], {})
         proceed.set()
         with pytest.raises(ModelFailed, match="the first time"):
-            first.result(20)
+            first.result(60)
         with contextlib.suppress(ModelFailed):  # it shares that fault, or came too late for it
-            second.result(20)
+            second.result(60)
     assert graph.evaluate([np.ones(2)], {})[0].tolist() == [2, 2]  # faults are not kept
     evaluations = count
     assert graph.evaluate([np.ones(2)], {})[0].tolist() == [2, 2]

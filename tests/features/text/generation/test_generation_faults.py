@@ -32,7 +32,7 @@ def model(llama_folder: Path) -> Iterator[LanguageModel]:
 
 async def _use_all_slots(model: LanguageModel) -> None:
     """Generate in all slots of the batch at once, which never ends if one was not freed."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert len((await generation(model, "The", max_new_tokens=4, n=8, do_sample=True)).texts) == 8
 
 
@@ -251,7 +251,7 @@ async def test_long_prompts_do_not_starve_a_decoding_sequence(llama_folder: Path
     ],
 )
 async def test_beam_searches_end(model: LanguageModel, parameters: dict[str, Any], message: str | None) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         if message is None:
             result = await generation(model, "The", max_new_tokens=20, **parameters)
             assert [bool(each.finish) for each in result.texts] == [True] * parameters.get("n", 1)
@@ -358,7 +358,7 @@ async def test_requests_during_close_get_an_error(llama_folder: Path, monkeypatc
             return getattr(commands, name)
 
     monkeypatch.setattr(service, "commands", ClosingQueue())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         with pytest.raises(WorkerLost, match="stopped"):
             await text(model, "The", max_new_tokens=2)
 

@@ -21,7 +21,7 @@ from e2e.foreign_errors import ERRORS, NAMES
 from features.text.generation.helpers import ids, load_model, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture

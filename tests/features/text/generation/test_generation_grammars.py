@@ -580,7 +580,7 @@ async def test_a_slow_step_is_bounded_by_its_setting(llama_folder: Path, monkeyp
 
     def slow(matcher: Any, size: int) -> Any:
         if threading.current_thread().name.startswith("grammar-step"):
-            gate.wait(15)
+            gate.wait(60)
         return allowed_tokens(matcher, size)
 
     monkeypatch.setattr(grammar_worker, "allowed_tokens", slow)

@@ -122,12 +122,12 @@ async def test_commands_of_a_closed_engine_fail(llama_folder: Path) -> None:
     service = text_engine(model).service
     await model.close()
     with pytest.raises(WorkerLost):
-        await asyncio.wait_for(asyncio.wrap_future(service.execute(lambda _: None)), 10)
+        await asyncio.wait_for(asyncio.wrap_future(service.execute(lambda _: None)), 60)
 
 
 async def test_cancelled_commands_are_not_executed(llama: LanguageModel) -> None:
     service, is_busy, executed = text_engine(llama).service, threading.Event(), list[int]()
-    first = service.execute(lambda _: is_busy.wait(10))  # until then, the next command is queued
+    first = service.execute(lambda _: is_busy.wait(60))  # until then, the next command is queued
     second = service.execute(lambda _: executed.append(1))
     assert second.cancel()
     is_busy.set()

@@ -52,13 +52,13 @@ async def test_forbidden_operations_of_a_template_are_invalid_input(llama: Langu
 
 async def test_a_text_that_cannot_fit_is_not_tokenized(llama: LanguageModel) -> None:
     template = "{{ 'abc ' * 10_000_000 }}"
-    start_s = time.monotonic()
+    start_s = time.process_time()
     with pytest.raises(errors.TooLong):
         await render(llama, template)
     prompt = Chat(MESSAGES, template=template)
     with pytest.raises(errors.TooLong):
         await anext(llama.generate(Generate(prompts=(prompt,), sampling=Sampling(truncate=3))))
-    assert time.monotonic() - start_s < 5  # tokenization takes far longer
+    assert time.process_time() - start_s < 5  # tokenization takes far longer
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "add_generation_prompt"])

@@ -242,7 +242,7 @@ async def test_templates_of_texts_alone_get_placeholders(llava: LanguageModel, t
 async def test_waiting_images_leave_threads_for_other_work(llava: LanguageModel) -> None:
     with text_engine(llava).intake.vocabulary.vision._lock:
         calls = [asyncio.create_task(completion(llava, chat("a ", part(image(0, 4, 4))))) for _ in range(40)]
-        await asyncio.wait_for(asyncio.to_thread(int), 5)
+        await asyncio.wait_for(asyncio.to_thread(int), 60)
     assert len({tuple(tokens) for tokens in await asyncio.gather(*calls)}) == 1
 
 
