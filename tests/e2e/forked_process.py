@@ -187,6 +187,7 @@ def main() -> None:
             entry.load()
     for name in (*_MODULES, *sys.argv[2:]):
         importlib.import_module(name)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under `nohup`
     gc.freeze()
     requests = socket.socket(fileno=int(sys.argv[1]))
     arguments = _next_process(requests)
