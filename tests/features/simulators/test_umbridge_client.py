@@ -75,12 +75,12 @@ def test_infinities_roundtrip(simulators: ServerProcess) -> None:
 def test_four_replicas_answer_four_calls_at_a_time(simulators: ServerProcess) -> None:
     slow = umbridge.HTTPModel(f"http://{simulators.url}", "Slow")
     responses: list[Any] = []
-    threads = [threading.Thread(target=lambda i=i: responses.append(slow([[float(i)]]))) for i in range(8)]
+    threads = [threading.Thread(target=lambda i=i: responses.append(slow([[float(i)]]))) for i in range(2, 10)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(responses) == [[[float(i)]] for i in range(8)]
+    assert sorted(responses) == [[[float(i)]] for i in range(2, 10)]
 
 
 def test_a_server_at_the_default_port(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ class Faulty(VectorFunction):
 
 
 class Slow(VectorFunction):
-    """Return once four calls run at the same time."""
+    """Return once four calls run at the same time; a trial, whose input is 0 or 1, at once."""
 
     meeting = threading.Barrier(4)
 
@@ -134,7 +134,8 @@ class Slow(VectorFunction):
         return (1,)
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
-        self.meeting.wait(60)
+        if inputs[0][0] > 1:
+            self.meeting.wait(60)
         return inputs[0]
 
 
