@@ -23,9 +23,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TextServer]:
     models = tmp_path_factory.mktemp("models")
     text_models.make_model(models / "tiny-llama")
-    (models / "dragoman.toml").write_text('[models.tiny-llama.parameters]\nthreads = 1\ndtype = "float32"\n')
+    parameters = 'threads = 1\ndtype = "float32"\nprompt_s = 600.0\n'
+    (models / "dragoman.toml").write_text(f"[models.tiny-llama.parameters]\n{parameters}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dragoman_text.generation.grammar_compiler._GRACE_S", 600.0)  # however busy the machine is
+        for limit in ("_START_S", "_GRACE_S"):  # however busy the machine is
+            patch.setattr(f"dragoman_text.generation.grammar_compiler.{limit}", 600.0)
         async with serve(str(models)) as server:
             yield server
 
