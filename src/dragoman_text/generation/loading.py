@@ -29,6 +29,7 @@ from dragoman_text.generation.grammar_compiler import GrammarLimits
 from dragoman_text.generation.image_queue import DEFAULT_MIB
 from dragoman_text.generation.input_processor import EngineLimits, InputProcessor
 from dragoman_text.generation.job import PromptRequest
+from dragoman_text.generation.memory import release_memory
 from dragoman_text.generation.pretrained import (
     DTYPES,
     Pretrained,
@@ -255,6 +256,7 @@ def _engine(
     }
     engine = GenerationEngine(runner, memory, vocabulary, limits, ends, _speculation(options, drafter, budget))
     store.load_initial(adapters.folders(folder, options.adapters).items(), engine)
+    release_memory()  # that of the checks, and of the strings in the header of a GGUF file
     return engine, intake, details
 
 
