@@ -36,6 +36,9 @@ FORM_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
 _ONCE = ("cpu",)
 # `-ffp-contract=off`: sums and products are rounded as they are written, by any compiler.
 _FLAGS = ("-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
+# Ziglang compiles a C library for each target before it links with it: half a minute. The process has one with the few
+# functions that kernels need. Windows and macOS want theirs to be named.
+_ZIG_LINK = ("-nostdlib",)
 _SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
 
 
@@ -82,7 +85,7 @@ def compiler(target: str = "") -> list[str]:
     if importlib.util.find_spec("ziglang") is None:
         raise NoCompiler("no C compiler: expected cc, clang or gcc, or the package ziglang (pip install ziglang)")
     zig = [sys.executable, "-m", "ziglang", "cc"]
-    # Ziglang compiles parts of its own for each target at first use: seconds for this one, much longer for "this CPU".
+    # An old version, as wheels for Linux have it; the default is "this CPU and this glibc", which ziglang may not know.
     old_glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc" and not target
     return [*zig, "-target", target or f"{_machine()}-linux-gnu.2.17"] if target or old_glibc else zig
 
@@ -125,10 +128,11 @@ def build(output: Path, objects: Path, *, target: str = "", sanitize: bool = Fal
         list(pool.map(_run, jobs))
     output.parent.mkdir(parents=True, exist_ok=True)
     sanitizers = _SANITIZE[:1] if sanitize else ()
+    own = _ZIG_LINK if "ziglang" in ours and library_name(target).endswith(".so") else ()
     # Elsewhere first: a process may have the present library in memory, and linkers for Windows write other files too.
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         fresh = Path(folder, output.name)
-        _link([*ours, "-shared", *sanitizers, "-o", str(fresh), *map(str, compiled)])
+        _link([*ours, "-shared", *own, *sanitizers, "-o", str(fresh), *map(str, compiled)])
         os.replace(fresh, output)
     stamp.write_text(made_from)
     return True
