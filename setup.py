@@ -60,8 +60,10 @@ class DistributionOfPlatform(Distribution):
 
 # Frontends ask for the build requirements by this command; the answer depends on the machine.
 asked = "egg_info" in sys.argv
+# Other systems have no wheel of it, and an installation without kernels is better than none.
+_ZIGLANG = "ziglang>=0.13; sys_platform in 'linux darwin win32'"
 setup(
     cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelOfPlatform},
     distclass=DistributionOfPlatform,
-    setup_requires=["ziglang>=0.13"] if asked and (_TARGET or not _KERNELS["system_compiler"]()) else [],
+    setup_requires=[_ZIGLANG] if asked and (_TARGET or not _KERNELS["system_compiler"]()) else [],
 )
