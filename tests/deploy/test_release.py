@@ -67,7 +67,8 @@ def test_metadata(source: tuple[set[str], Path]) -> None:
     assert all(url.startswith(urls["Homepage"]) for url in urls.values())
     classifiers = metadata.get_all("Classifier") or []
     assert "Typing :: Typed" in classifiers
-    assert {f"Programming Language :: Python :: {v}" for v in ("3.11", "3.12", "3.13", "3.14", "3.15")} <= set(classifiers)
+    versions = ("3.11", "3.12", "3.13", "3.14", "3.15")
+    assert {f"Programming Language :: Python :: {v}" for v in versions} <= set(classifiers)
 
 
 def check_cyclonedx(document: Any) -> None:
