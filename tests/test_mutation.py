@@ -4,11 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.mutation import page  # noqa: E402
+from benchmarks.mutation.baseline import runners_by_line  # noqa: E402
 from benchmarks.mutation.mutants import Mutants  # noqa: E402
 from benchmarks.mutation.results import RESULTS, Results, interval  # noqa: E402
 from benchmarks.mutation.targets import TARGETS, Target  # noqa: E402
@@ -86,6 +88,17 @@ def test_performance_thresholds_are_not_mutated(tmp_path: Path) -> None:
     )
     assert "if len(x) >= (_A if u else _B):" in changed_lines(choice.format(""), tmp_path)
     assert "z = x >= _FEW" in changed_lines("_FEW = 3  # elements\nz = x > _FEW\n", tmp_path)
+
+
+def test_lines_that_a_fixture_runs_are_those_of_all_tests_that_share_it(tmp_path: Path) -> None:
+    data = CoverageData(str(tmp_path / ".coverage"))
+    for context, line in (("a.py::one|setup", 1), ("a.py::two|run", 2), ("gone.py::three|setup", 3), ("", 4)):
+        data.set_context(context)
+        data.add_lines({str(tmp_path / "module.py"): [line]})
+    data.write()
+    found = runners_by_line(tmp_path / ".coverage", tmp_path, ["a.py::one", "a.py::two", "b.py::four"])
+    expected = {1: {"a.py::one", "a.py::two"}, 2: {"a.py::two"}, 3: {"gone.py::three"}, 4: {""}}
+    assert found == {"module.py": expected}
 
 
 def test_the_interval_narrows_with_the_share_of_mutants_run() -> None:

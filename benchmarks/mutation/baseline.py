@@ -5,7 +5,7 @@ import json
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,17 +101,33 @@ def _measure(target: Target, tree: Path, folder: Path) -> Baseline:
     seconds = {t: s for t, s in report["seconds"].items() if t not in report["failed"]}
     if not seconds:
         raise SystemExit(f"{target.name}: no test passed (exit status {status}), see {folder / 'output.txt'}")
-    return Baseline(seconds, {test: report["waits"][test] for test in seconds}, _lines(data, tree), report["libraries"])
+    waits = {test: report["waits"][test] for test in seconds}
+    return Baseline(seconds, waits, runners_by_line(data, tree, seconds), report["libraries"])
 
 
-def _lines(data: Path, tree: Path) -> dict[str, dict[int, set[str]]]:
+def runners_by_line(data: Path, tree: Path, tests: Iterable[str]) -> dict[str, dict[int, set[str]]]:
+    """Return the tests by file and line. What the setup of a test runs may be a fixture that the tests of its file
+    share."""
+    by_file: dict[str, set[str]] = {}
+    for test in tests:
+        by_file.setdefault(_file_of(test), set()).add(test)
     measured = coverage.CoverageData(str(data))
     measured.read()
     found: dict[str, dict[int, set[str]]] = {}
     for file in measured.measured_files():
         path = Path(file)
         if path.is_relative_to(tree):
-            by_line = measured.contexts_by_lineno(file)
-            tests = {n: {context.rpartition("|")[0] for context in contexts} for n, contexts in by_line.items()}
-            found[str(path.relative_to(tree))] = tests
+            found[str(path.relative_to(tree))] = {
+                line: set().union(*(_tests_of(context, by_file) for context in contexts))
+                for line, contexts in measured.contexts_by_lineno(file).items()
+            }
     return found
+
+
+def _tests_of(context: str, by_file: Mapping[str, AbstractSet[str]]) -> AbstractSet[str]:
+    test, _, phase = context.rpartition("|")
+    return by_file.get(_file_of(test), {test}) if phase == "setup" else {test}
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]

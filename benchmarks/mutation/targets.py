@@ -87,6 +87,7 @@ _TEXT_API_TESTS = (
     "responses",
     "scoring",
     "structured_requests",
+    "text_answers",
     "text_document",
     "text_streams",
     "text_without_tokens",
