@@ -33,12 +33,17 @@ MODELS = {
 class TritonPythonModel:
     calls = 0
 
+    def initialize(self, args):
+        config, folder = json.loads(args.pop("model_config")), args.pop("model_repository")
+        self.args = {**args, "config": config["name"], "folder": folder.rpartition("/")[2]}
+
     def execute(self, requests):
         self.calls += 1
         return [tell(r.inputs()[0].shape()[:-1], name=r.model_name, version=r.model_version,
                      id=r.request_id(), timeout=r.timeout(),
                      parameters=json.loads(r.parameters()), outputs=list(r.requested_output_names()),
-                     inputs=[t.name() for t in r.inputs()], together=len(requests), calls=self.calls)
+                     inputs=[t.name() for t in r.inputs()], together=len(requests), calls=self.calls,
+                     args=self.args)
                 for r in requests]
 """,
     # Returns what IN says.
@@ -91,6 +96,15 @@ async def test_what_a_model_sees_of_a_request(engine: Engine) -> None:
         "inputs": ["IN"],
         "together": 1,
         "calls": 1,
+        "args": {
+            "model_instance_kind": "CPU",
+            "model_instance_name": "tells_0_0",
+            "model_instance_device_id": "0",
+            "model_version": "3",
+            "model_name": "tells",
+            "config": "tells",
+            "folder": "tells",
+        },
     }
     assert (await call(engine, "tells", [7]))["timeout"] == 0
     # Three warm-up requests came before; without a batcher each request comes alone.
@@ -202,6 +216,12 @@ def test_a_configuration_that_a_model_completes() -> None:
     for change, message in (
         (lambda: config.set_max_batch_size(1), "max_batch_size: expected 2 or more, as config.pbtxt has, got 1"),
         (lambda: config.set_model_transaction_policy({"other": 1}), "expected decoupled, got other"),
+        (
+            lambda: pb_utils.ModelConfig(
+                {"model_transaction_policy": {"decoupled": True}}
+            ).set_model_transaction_policy({}),
+            "for model '', which is already set to 'True'",
+        ),
         (lambda: config.set_model_transaction_policy({"decoupled": False}), "'m', which is already set to 'True'"),
         (lambda: config.add_input({"name": "z"}), "input: expected name, data_type and dims; missing data_type, dims"),
         (
