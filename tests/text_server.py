@@ -97,7 +97,8 @@ class ReverseModel(dragoman.Model):
                 whole = "".join(t.text for t in tokens if not t.special)
                 seed = (call.sampling.seed or 7) if call.sampling.do_sample else None
                 text = "" if token.special else token.text
-                end = {"finish": finish, "whole": whole, "seed": seed} if last else {}
+                stop = token.id if finish == "eos_token" else None  # as the engine does
+                end = {"finish": finish, "whole": whole, "seed": seed, "stop": stop} if last else {}
                 texts.append(Text(p, c, text, (token,), step + 1, **end))  # type: ignore[arg-type]
             yield Generation(tuple(texts), infos if step == 0 else ())
 

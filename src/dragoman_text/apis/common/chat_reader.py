@@ -58,7 +58,7 @@ class ChatReader:
         self.tokens = tuple(token for text in generation.texts for token in text.tokens)
         for text in generation.texts:
             parts += self._parser.feed(text, is_whole=is_whole).parts
-            self.finish, self.stop = text.finish, text.stop if text.finish == "stop_sequence" else None
+            self.finish, self.stop = text.finish, text.stop
         self.usage.reasoning[0] = self._parser.reasoning_tokens
         self.has_calls = self.has_calls or any(isinstance(part, ToolCallDelta) for part in parts)
         return parts

@@ -95,6 +95,8 @@ async def test_texts_and_bytes(server: TextServer) -> None:
     for kind, body in (("text/plain", b"ab"), ("application/octet-stream", b"ab"), ("application/json", b'["ab"]')):
         response = await server.post("/predictions/Upper", body, {"content-type": kind})
         assert response.json == {"predictions": ["AB"]}
+    ending = await server.post("/predictions/Upper", b"a\0", {"content-type": "application/octet-stream"})
+    assert json.loads(ending.body)["predictions"] == ["A\0"]
     picture = await server.post("/predictions/Upper", b"\xff", {"content-type": "application/octet-stream"})
     assert (picture.status, "not UTF-8" in picture.json["message"]) == (400, True)
 

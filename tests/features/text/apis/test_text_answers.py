@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from text_server import TextServer, events, serve
+from text_server import ReverseModel, TextServer, events, serve
 
 Request = tuple[str, dict[str, Any]]
 USER = {"role": "user", "content": "a b"}
@@ -537,10 +537,26 @@ CASES: list[tuple[Request, int, str]] = [
 ]
 
 
+class Other(dragoman.Model):
+    """A model without texts, which no text API lists."""
+
+    placement = "inline"
+
+    def infer(self, call: dragoman.Infer) -> dict[str, dragoman.Tensor]:
+        return dict(call.inputs)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[TextServer]:
-    async with serve() as server:
+    async with serve(ReverseModel, Other) as server:
         yield server
+
+
+@pytest.mark.parametrize("name", ["tgi", "ReverseModel"])
+async def test_a_model_may_have_the_name_that_clients_send_for_any(name: str) -> None:
+    async with serve(ReverseModel, type("tgi", (ReverseModel,), {})) as server:
+        response = await server.post("/v1/completions", {"model": name, "prompt": "a"})
+    assert (response.status, response.json["model"]) == (200, name)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -670,6 +686,17 @@ DESCRIPTIONS: list[tuple[str, str, Any, Any]] = [
     ("anthropic", "/v1/models?before_id=pirate", None, page(NAMES[0])),
     ("anthropic", "/v1/models/ReverseModel", None, of_anthropic("ReverseModel")),
     ("", "/version", None, {"version": dragoman.__version__}),
+    (
+        "",
+        "/v1/embeddings",
+        {"input": "a b", "dimensions": 1},
+        {
+            "object": "list",
+            "data": [{"object": "embedding", "index": 0, "embedding": [1.0]}],
+            "model": "ReverseModel",
+            "usage": {"prompt_tokens": 2, "total_tokens": 2},
+        },
+    ),
     ("", "/load", None, {"server_load": 0}),
     ("", "/api/embeddings", {"model": "ReverseModel", "prompt": "a"}, {"embedding": [0.6, 0.8, 0.0]}),
     (
