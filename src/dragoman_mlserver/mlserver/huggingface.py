@@ -137,7 +137,8 @@ class HuggingFaceRuntime(MLModel):
         self._kind = task.kind
         device = extra.get("device")
         with transformers_lock(importlib.import_module) as transformers:
-            source, local = str(parameters.uri), {"trust_remote_code": False, "local_files_only": True}
+            source = self._folder(str(parameters.uri))
+            local = {"trust_remote_code": False, "local_files_only": True}
             config = transformers.AutoConfig.from_pretrained(source, **local)
             # Other weights than safetensors are pickles.
             options = {**(extra.get("model_kwargs") or {}), **local, "use_safetensors": True}

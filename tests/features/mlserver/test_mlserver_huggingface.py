@@ -6,6 +6,7 @@ The models are small ones with random weights.
 import io
 import json
 import shutil
+import socket
 import struct
 import warnings
 from base64 import b64decode, b64encode
@@ -254,6 +255,20 @@ def test_models_are_not_downloaded(tmp_path: Path) -> None:
     table = model_table(settings, tmp_path / "model-settings.json")
     with pytest.raises(ModelFailed, match="'distilgpt2' is not a folder: models are not downloaded"):
         load(ModelSpec(name="m", runtime="mlserver", uri=table["uri"], parameters=table["parameters"]))
+
+
+async def test_models_of_derived_classes_are_not_downloaded_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+
+    def look_up(host: str, *_: Any, **__: Any) -> Any:
+        looked_up.append(host)
+        raise OSError(host)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(ModelFailed, match="'distilgpt2' is not a folder: models are not downloaded"):
+        await _runtime(Path("distilgpt2"), "text-generation")
+    assert looked_up == []
 
 
 async def test_code_in_the_folder_of_a_model_is_not_run(folder: Path, tmp_path: Path) -> None:

@@ -17,7 +17,18 @@ import pytest
 
 import dragoman
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman_mlserver.mlserver import MLModel, ModelSettings, Settings, codecs, errors, grpc, raw, types, utils
+from dragoman_mlserver.mlserver import (
+    MLModel,
+    ModelSettings,
+    Settings,
+    codecs,
+    errors,
+    grpc,
+    logging,
+    raw,
+    types,
+    utils,
+)
 from dragoman_mlserver.mlserver.codecs import base
 from dragoman_mlserver.mlserver.codecs import json as json_codec
 from dragoman_mlserver.mlserver.codecs.errors import CodecNotFound, InputsNotFound, OutputNotFound
@@ -484,6 +495,12 @@ def test_null_stays_none_after_data_was_read() -> None:
         output.to_tensor()
 
 
+def test_elements_of_text_are_text_or_bytes() -> None:
+    output = types.ResponseOutput(name="y", datatype="BYTES", shape=[1], data=types.TensorData([1]))
+    with pytest.raises(InvalidOutput, match="expected bytes or text, got int"):
+        output.to_tensor()
+
+
 def test_a_codec_of_one_tensor_rejects_several() -> None:
     request = types.InferenceRequest(inputs=[_words(["a"], [1]), _words(["b"], [1])])
     with pytest.raises(codecs.CodecError, match="content type 'np': expected one input, got 2"):
@@ -693,6 +710,7 @@ def test_the_file_of_a_model(tmp_path: Path) -> None:
 
 
 def test_small_functions_of_the_module() -> None:
+    assert (logging.logger.name, logging.get_logger()) == ("mlserver", logging.logger)
     assert len({utils.generate_uuid() for _ in range(3)}) == 3
     assert len(utils.generate_uuid()) == 36
     wrapped = codecs.decode_args(test_raw_contents_of_tensors)
