@@ -17,7 +17,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -86,21 +85,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A case that was not measured keeps its last results.
     path = RESULTS / "generation-quick.json" if options.quick else RESULT
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    with tempfile.TemporaryDirectory() as folder:
-        for case in plan.cases:
-            busy = machine.busy_cores()
-            rows, starts = measure_case(Path(folder), case, plan)
-            results[case] = {
-                "machine": machine.machine(),
-                "versions": machine.versions() | {name: _peer_version(name) for name in plan.peers},
-                "new": plan.new,
-                "realtime": plan.realtime,
-                "others_busy_cores": busy,
-                "starts": starts,
-                "rows": rows,
-            }
-            path.write_text(json.dumps(results, indent=1) + "\n")
-            print("\n\n".join((machine.describe(), start_table(starts), table(rows))), flush=True)
+    for case in plan.cases:
+        busy = machine.busy_cores()
+        rows, starts = measure_case(RESULTS / "models", case, plan)
+        results[case] = {
+            "machine": machine.machine(),
+            "versions": machine.versions() | {name: _peer_version(name) for name in plan.peers},
+            "new": plan.new,
+            "realtime": plan.realtime,
+            "others_busy_cores": busy,
+            "starts": starts,
+            "rows": rows,
+        }
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        print("\n\n".join((machine.describe(), start_table(starts), table(rows))), flush=True)
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -185,8 +183,6 @@ def make_model(folder: Path, name: str) -> Path:
     The tiny one has heads of size 32, the minimum for the kernels of vLLM. `smollm2` contains the numbers of the GGUF
     file in FP32.
     """
-    if name == "smollm2":
-        folder = RESULTS / "models"
     if (folder / name).exists():
         return folder / name
     import transformers
