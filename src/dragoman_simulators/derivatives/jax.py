@@ -229,7 +229,7 @@ class _CompiledDerivatives:
             try:
                 rows = [_pad_rows(x) for x in inputs]
                 return tuple(np.asarray(y)[: len(inputs[0])] for y in self._mapped(*rows))
-            except _NOT_COMPILABLE:
+            except (*_NOT_COMPILABLE, NotImplementedError):  # an operation that vmap does not have
                 self._mapped = None
         points = zip(*inputs, strict=True)
         return tuple(np.stack(each) for each in zip(*(self.evaluate(*point) for point in points), strict=True))

@@ -136,6 +136,8 @@ def test_a_callback_to_float64_loads() -> None:
 
     function = build(simulator, inputs={"x": 2})
     assert np.asarray(function.evaluate([X], {})).tolist() == [[0.7**2 * 1.2]]
+    rows = np.stack([X, 2 * X])  # as a server evaluates, also a single point: vmap does not have the callback
+    assert np.asarray(function.evaluate([rows], {})).reshape(-1) == pytest.approx([0.7**2 * 1.2, 8 * 0.7**2 * 1.2])
     assert function.sources() == {"evaluate": "author"}
     reason = function.missing()["gradient"]
     assert "jax fails: ValueError: Pure callbacks do not support JVP" in reason
