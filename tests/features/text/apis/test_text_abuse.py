@@ -110,10 +110,19 @@ EXCESSIVE: list[tuple[tuple[str, Any], str]] = [
 ]
 
 
+async def answer_to(server: TextServer, request: tuple[str, Any]) -> Any:
+    """Return the response; a request whose grammar a busy machine does not compile in time is sent again."""
+    for _ in range(20):
+        response = await server.post(*request)
+        if response.status != 503 or b"the machine is too busy" not in response.body:
+            break
+    return response
+
+
 async def test_excessive_requests_are_rejected(server: TextServer) -> None:
     assert len(json.dumps(TOO_LONG_SCHEMA)) > 1 << 18 > len(json.dumps(WIDE_SCHEMA))
     for request, message in EXCESSIVE:
-        response = await server.post(*request)
+        response = await answer_to(server, request)
         error = response.json["error"]
         error = error if isinstance(error, str) else error["message"]
         assert 400 <= response.status < 500, (message, response.status)
@@ -182,7 +191,7 @@ GRAMMARS: list[tuple[tuple[str, Any], int, str]] = [
 
 async def test_grammar_errors_of_each_api(server: TextServer) -> None:
     for request, status, message in GRAMMARS:
-        response = await server.post(*request)
+        response = await answer_to(server, request)
         assert response.status == status, (message, response.body)
         error = response.json["error"]
         error = error if isinstance(error, str) else error["message"]
