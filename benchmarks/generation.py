@@ -441,7 +441,7 @@ def _schedule(pid: int, policy: int) -> None:
 
     Threads of the same priority take turns, so that one that spins does not keep out the others of its engine.
     """
-    priority = os.sched_param(0 if policy == os.SCHED_OTHER else 5)
+    priority = os.sched_param(0 if policy == os.SCHED_OTHER else 10)
     for each in process_tree(pid):
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             for thread in os.listdir(f"/proc/{each}/task"):
