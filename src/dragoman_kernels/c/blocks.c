@@ -1,4 +1,4 @@
-/* Products of activations with the weights of a GGUF file, in the blocks in which the file has them.
+/* Products of activations with weights in blocks, as a GGUF file has them.
  *
  * A row of weights has all inputs of one output. Blocks of 32 or 256 inputs have integers of 4 to 8 bits and scales
  * (ggml-common.h of https://github.com/ggml-org/ggml defines them). Activations are rounded to integers of 8 bits with
@@ -13,6 +13,7 @@
  *
  * A tile decodes a group of TILE rows, one in each lane, to registers, and multiplies it with all rows of activations. */
 #include "product.h"
+#include "norm.h"
 #include "share.h"
 
 #if WIDE_REGISTERS
@@ -32,8 +33,10 @@ typedef uint32_t words __attribute__((vector_size(4 * TILE)));
 typedef int32_t integers __attribute__((vector_size(4 * TILE)));
 typedef float numbers __attribute__((vector_size(4 * TILE)));
 
-/* Numbers of types in the file. */
+/* Numbers of types in the file, and of two of our own for weights (integer - zero point) * scale with unsigned integers:
+ * a block of 32 has its scale in FP16, its zero point in a byte, and integers as Q4_0 or Q8_0 has them. */
 enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
+enum { Q4_Z = 256, Q8_Z = 257 };
 
 /* Rows of weights of the lanes: the last ones repeat a row if there are fewer. */
 typedef struct {
@@ -246,23 +249,26 @@ INLINE void product_floats(int type, const tile *of, const panel *in, int64_t in
 /* Blocks of 32 inputs. */
 INLINE void product_32(int type, const tile *of, const panel *in, int64_t inputs, numbers *totals)
 {
-    int minima = type == Q4_1 || type == Q5_1, five = type == Q5_0 || type == Q5_1, eight = type == Q8_0;
-    int64_t bits_at = minima ? 4 : 2, integers_at = bits_at + 4 * five, bytes = integers_at + (eight ? 32 : 16);
+    int zeros = type == Q4_Z || type == Q8_Z, minima = type == Q4_1 || type == Q5_1 || zeros;
+    int five = type == Q5_0 || type == Q5_1, eight = type == Q8_0 || type == Q8_Z;
+    int64_t bits_at = zeros ? 3 : minima ? 4 : 2, integers_at = bits_at + 4 * five;
+    int64_t bytes = integers_at + (eight ? 32 : 16);
     int32_t offset = minima ? 0 : eight ? 128 : five ? 16 : 8;
+    uint32_t sign = type == Q8_0 ? 0x80808080 : 0;
     for (int64_t number = 0; number < inputs / GROUP; number++) {
         int64_t begin = number * bytes;
         group g;
         fetch_next(of, begin, bytes);
         words head = gather(of, begin), raw[4], bits = head;
         g.scale = g.second_scale = from_f16(head);
-        g.minimum = minima ? from_f16(head >> 16) : g.scale;
+        g.minimum = zeros ? g.scale * to_numbers(-(integers)(head >> 16 & 255)) : minima ? from_f16(head >> 16) : g.scale;
         if (five)
             bits = gather(of, begin + bits_at);
         gather_16(of, begin + integers_at, raw);
         if (eight) {
             words more[4];
             gather_16(of, begin + integers_at + 16, more);
-            UNROLL for (int i = 0; i < 4; i++) g.weights[i] = raw[i] ^ 0x80808080, g.weights[4 + i] = more[i] ^ 0x80808080;
+            UNROLL for (int i = 0; i < 4; i++) g.weights[i] = raw[i] ^ sign, g.weights[4 + i] = more[i] ^ sign;
         } else {
             UNROLL for (int i = 0; i < 4; i++) g.weights[i] = raw[i] & 0xf0f0f0f, g.weights[4 + i] = raw[i] >> 4 & 0xf0f0f0f;
         }
@@ -339,6 +345,8 @@ NOINLINE void product(int64_t type, const tile *of, const panel *in, int64_t inp
     case Q5_0: product_32(Q5_0, of, in, inputs, totals); break;
     case Q5_1: product_32(Q5_1, of, in, inputs, totals); break;
     case Q8_0: product_32(Q8_0, of, in, inputs, totals); break;
+    case Q4_Z: product_32(Q4_Z, of, in, inputs, totals); break;
+    case Q8_Z: product_32(Q8_Z, of, in, inputs, totals); break;
     case Q4_K: product_k(Q4_K, of, in, inputs, totals); break;
     case Q5_K: product_k(Q5_K, of, in, inputs, totals); break;
     case Q6_K: product_q6_k(of, in, inputs, totals); break;
@@ -375,15 +383,24 @@ INLINE void quantize(const float *from, int8_t *values, float *scale, int32_t *s
         sums[0] += values[i], sums[1] += values[GROUP / 2 + i];
 }
 
-EXPORT void NAME(blocks_read)(const block_layer *layer, const float *inputs, int64_t rows, int64_t row,
+EXPORT void NAME(blocks_read)(const block_layer *layer, const void *inputs, int64_t bf16, int64_t rows, int64_t row,
                               const block_inputs *memory)
 {
     for (int64_t i = 0; i < layer->size / GROUP; i++) {
         int64_t at = i * rows + row;
+        float group[GROUP];
+        for (int64_t j = 0; j < GROUP; j += layer->order ? 1 : LANES) {
+            if (!layer->order)
+                store(group + j, load_items(inputs, i * GROUP + j, (int)bf16));
+            else if (bf16)
+                group[j] = bits_to_float((uint32_t)((const uint16_t *)inputs)[layer->order[i * GROUP + j]] << 16);
+            else
+                group[j] = ((const float *)inputs)[layer->order[i * GROUP + j]];
+        }
         if (layer->rounds)
-            quantize(inputs + i * GROUP, memory->values + at * GROUP, memory->scales + at, memory->sums + 2 * at);
+            quantize(group, memory->values + at * GROUP, memory->scales + at, memory->sums + 2 * at);
         if (layer->floats)
-            memcpy(memory->floats + at * GROUP, inputs + i * GROUP, 4 * GROUP);
+            memcpy(memory->floats + at * GROUP, group, sizeof group);
     }
 }
 
@@ -434,7 +451,7 @@ EXPORT void NAME(blocks_linear)(const block_call *call)
     const block_layer *layer = call->layer;
     shared_loop *loops = call->loops;
     for (int64_t row = take_part(loops); row < call->rows; row = next_part(loops))
-        NAME(blocks_read)(layer, call->inputs + row * layer->size, call->rows, row, &call->memory);
+        NAME(blocks_read)(layer, call->inputs + row * layer->size, 0, call->rows, row, &call->memory);
     wait_for_parts(loops, call->rows);
     const int64_t parts = layer->blocks * panels_of(call->rows);
     for (int64_t part = take_part(loops + 1); part < parts; part = next_part(loops + 1))

@@ -77,15 +77,15 @@ static void attend_part(const decoder_step *step, int64_t number, const decoder_
     NAME(attend)(shape, heads, run[1]);
 }
 
-/* Read the inputs of a layer whose weights are in a file, all rows for this thread. */
-static void read_inputs(const linear_layer *layer, const void *inputs, int64_t row_bytes, int64_t rows,
-                        const step_scratch *scratch)
+/* Read the inputs of a layer whose weights are in blocks, all rows for this thread. */
+static void read_inputs(const decoder *model, const linear_layer *layer, const void *inputs, int64_t row_bytes,
+                        int64_t rows, const step_scratch *scratch)
 {
-    if (!layer->file)
+    if (!layer->blocked)
         return;
     for (int64_t row = 0; row < rows; row++) {
         const void *from = (const char *)inputs + row * row_bytes;
-        NAME(blocks_read)(layer->file, from, rows, row, &scratch->inputs);
+        NAME(blocks_read)(layer->blocked, from, model->attention.bf16, rows, row, &scratch->inputs);
     }
 }
 
@@ -93,8 +93,8 @@ static void read_inputs(const linear_layer *layer, const void *inputs, int64_t r
 static void multiply_part(const linear_layer *layer, const void *inputs, int64_t row_bytes, int64_t rows, int64_t part,
                           const step_scratch *scratch, float *output, int64_t output_columns, int64_t add_to_output)
 {
-    if (layer->file)
-        NAME(blocks_part)(layer->file, &scratch->inputs, rows, part, output, output_columns, add_to_output);
+    if (layer->blocked)
+        NAME(blocks_part)(layer->blocked, &scratch->inputs, rows, part, output, output_columns, add_to_output);
     else
         NAME(product_part)(layer, inputs, row_bytes, rows, part, scratch->sums, output, output_columns, add_to_output);
 }
@@ -128,7 +128,7 @@ EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
         const decoder_layer *layer = model->layers + number;
         SHARE(panels * layer->qkv.blocks, {
             norm_states(step, layer->input_norm, scratch->normed);
-            read_inputs(&layer->qkv, scratch->normed, normed_bytes, rows, scratch);
+            read_inputs(model, &layer->qkv, scratch->normed, normed_bytes, rows, scratch);
         },
               multiply_part(&layer->qkv, scratch->normed, normed_bytes, rows, part, scratch, model->qkv, heads, 0));
         SHARE(rows * shape->kv_heads, , {
@@ -137,25 +137,26 @@ EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
             NAME(store_key_value)(shape, &head);
         });
         SHARE(step->run_count * shape->kv_heads, , attend_part(step, number, layer, part, scratch));
-        SHARE(panels * layer->out.blocks, read_inputs(&layer->out, model->attended, attended_bytes, rows, scratch),
+        SHARE(panels * layer->out.blocks,
+              read_inputs(model, &layer->out, model->attended, attended_bytes, rows, scratch),
               multiply_part(&layer->out, model->attended, attended_bytes, rows, part, scratch, model->states,
                             hidden, 1));
         SHARE(panels * layer->gate_up.blocks, {
             norm_states(step, layer->mlp_norm, scratch->normed);
-            read_inputs(&layer->gate_up, scratch->normed, normed_bytes, rows, scratch);
+            read_inputs(model, &layer->gate_up, scratch->normed, normed_bytes, rows, scratch);
         },
               multiply_part(&layer->gate_up, scratch->normed, normed_bytes, rows, part, scratch, model->gates,
                             gates, 0));
         SHARE(rows, ,
               NAME(gate)(model->gates + part * gates, (char *)model->mlp + part * mlp_bytes, model->intermediate,
                          shape->bf16));
-        SHARE(panels * layer->down.blocks, read_inputs(&layer->down, model->mlp, mlp_bytes, rows, scratch),
+        SHARE(panels * layer->down.blocks, read_inputs(model, &layer->down, model->mlp, mlp_bytes, rows, scratch),
               multiply_part(&layer->down, model->mlp, mlp_bytes, rows, part, scratch, model->states, hidden, 1));
     }
     const int64_t blocks = model->head.blocks, output_panels = panels_of(step->output_count);
     SHARE((blocks + LOGIT_BLOCKS - 1) / LOGIT_BLOCKS * output_panels, {
         norm_outputs(step, scratch->normed);
-        read_inputs(&model->head, scratch->normed, normed_bytes, step->output_count, scratch);
+        read_inputs(model, &model->head, scratch->normed, normed_bytes, step->output_count, scratch);
     }, {
         const int64_t first = part / output_panels * LOGIT_BLOCKS;
         for (int64_t block = first; block < smaller(first + LOGIT_BLOCKS, blocks); block++)

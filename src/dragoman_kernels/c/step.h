@@ -45,7 +45,7 @@ typedef struct {
 } decoder_step;
 
 /* Scratch memory of a thread. normed: [rows, hidden] FP32 or BF16. sums: [at most PANEL_ROWS, 64]. query: [run_rows,
- * head_size]. scores: [run_rows, score_count]. inputs: of layers whose weights are in a file. */
+ * head_size]. scores: [run_rows, score_count]. inputs: of layers whose weights are in blocks. */
 typedef struct {
     void *normed;
     float *sums, *query, *scores;

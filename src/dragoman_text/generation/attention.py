@@ -13,7 +13,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dragoman_text.generation import gpu
 from dragoman_text.generation.cache import LENGTH_STEP, CacheShape, KeyValueCache, round_up
-from dragoman_text.generation.pretrained import UnsupportedArchitecture
 from dragoman_text.generation.rounding import cancelling
 
 # Names of our attention in transformers; with the second one models also ask for their masks.
@@ -22,6 +21,10 @@ NAME, CHECKED = "dragoman", "dragoman_checked"
 _MAX_PADDING = 3.0
 # Numbers of slots and lengths with which `can_merge` tries to attend.
 _SLOTS, _LENGTHS = (2, 5, 16, 33), (LENGTH_STEP, 2 * LENGTH_STEP, 3 * LENGTH_STEP, 8 * LENGTH_STEP)
+
+
+class UnsupportedArchitecture(Exception):
+    """Our attention cannot run the model; its own code can."""
 
 
 @dataclass(frozen=True, slots=True)

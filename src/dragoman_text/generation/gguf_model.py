@@ -2,8 +2,9 @@
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from dragoman_kernels import NoKernels, best_form, function
 from dragoman_kernels.threads import StepThreads
 from dragoman_text.generation.gguf_file import GgufFile, Tensor, open_file
+from dragoman_text.generation.integer_weights import IntegerWeight, NoBlocks
 from dragoman_text.generation.native import structures
 from dragoman_text.generation.native.config import COLUMNS, GROUP
 
@@ -31,11 +33,17 @@ class NotMapped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One tensor of a product. head: size of heads whose rows are in pairs, as llama.cpp rotates them; 0: in order."""
+    """One tensor of a product, in a file or in memory, which `memory` then keeps.
+
+    head: size of heads whose rows are in pairs, as llama.cpp rotates them; 0: in order. order: for each input of the
+    tensor, which one of the layer's it is; None: in order.
+    """
 
     tensor: Tensor
     address: int
     head: int = 0
+    memory: torch.Tensor | None = None
+    order: torch.Tensor | None = None
 
     @property
     def columns(self) -> int:
@@ -49,21 +57,30 @@ class Segment:
 
 
 class BlockKernels:
-    """The functions of blocks.c for a file, and the threads that call them. Raises NoKernels.
+    """The functions of blocks.c for a model, and the threads that call them. Raises NoKernels.
 
-    threads: number of threads, which the caller's is one of.
+    file: that has the weights, None if they are in memory. threads: number of threads, which the caller's is one of.
     """
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufFile | None = None) -> None:
         form = best_form()
         self.threads = 1
         self._linear = function("blocks_linear", form, ctypes.c_void_p)
         self._rows = function("blocks_rows", form, *[ctypes.c_int64] * 7)
-        self._data = np.frombuffer(file.data, np.uint8)
+        self._data = np.frombuffer(b"" if file is None else file.data, np.uint8)
         self._step_threads = StepThreads()
 
     def segment(self, tensor: Tensor, head: int = 0) -> Segment:
         return Segment(tensor, self._data.ctypes.data + tensor.offset, head)
+
+    def linear(self, name: str, weight: IntegerWeight, bias: torch.Tensor | None) -> "MappedLinear":
+        """Return a layer with the blocks of a weight in memory. Raises NoBlocks."""
+        weight, order = weight.in_order()
+        type_, blocks = weight.blocks()
+        tensor = Tensor(name, type_, tuple(weight.integers.shape), 0)
+        if tensor.row_bytes > _MAX_ROW_BYTES:
+            raise NoBlocks(f"expected rows of at most {_MAX_ROW_BYTES} bytes, got {tensor.row_bytes}")
+        return MappedLinear(self, [Segment(tensor, blocks.data_ptr(), 0, blocks, order)], bias)
 
     def rows(self, of: Segment, numbers: Sequence[int] | np.ndarray[Any, Any]) -> torch.Tensor:
         """Return rows of a tensor in FP32. Raises IndexError for a row that it does not have."""
@@ -98,7 +115,7 @@ class BlockLayer:
         self._segments = (structures.Segment * len(segments))(
             *(each.structure(first) for each, first in zip(segments, firsts, strict=True))
         )
-        self._bias = bias
+        self._bias, self._order = bias, segments[0].order
         floats = [each.tensor.type.name in _FLOATS for each in segments]
         self.float_inputs = self.size if any(floats) else 0
         self._layer = structures.BlockLayer(
@@ -108,6 +125,7 @@ class BlockLayer:
             self.blocks,
             rounds=not all(floats),
             floats=any(floats),
+            order=0 if self._order is None else self._order.data_ptr(),
         )
         self.address = ctypes.addressof(self._layer)
 
@@ -120,9 +138,10 @@ def input_memory(inputs: int, float_inputs: int) -> tuple[torch.Tensor, structur
 
 
 class MappedLinear(nn.Module):
-    """A linear layer whose weight is one or several tensors in the file, as a `LinearLayer`; computes in FP32.
+    """A linear layer whose weight is one or several tensors in blocks, as a `LinearLayer`; it computes in FP32.
 
-    The result of a row is bitwise independent of the other rows and of the number of threads.
+    bias: a parameter may still be loaded before the first product. The result of a row is bitwise independent of the
+    other rows and of the number of threads.
     """
 
     min_rows = 1
@@ -130,27 +149,47 @@ class MappedLinear(nn.Module):
     def __init__(self, kernels: BlockKernels, segments: Sequence[Segment], bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.kernels, self.segments, self.bias = kernels, tuple(segments), bias
-        self.layer = BlockLayer(segments, bias)
-        self.in_features, self.out_features = self.layer.size, self.layer.outputs
+        self.in_features = segments[0].tensor.shape[-1]
+        self.out_features = sum(each.columns for each in segments)
+
+    @property
+    def weights(self) -> int:
+        """Number of weights."""
+        return self.in_features * self.out_features
+
+    @cached_property
+    def layer(self) -> BlockLayer:
+        return BlockLayer(self.segments, None if self.bias is None else self.bias.detach().float())
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        output = self.kernels.multiply(self.layer, rows.reshape(-1, self.in_features).contiguous())
-        return output.view(*rows.shape[:-1], self.out_features)
+        return self._sums(rows).to(rows.dtype)
 
     product = forward
 
     def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        return self.forward(rows) + added
+        return (self._sums(rows) + added).to(added.dtype)
+
+    def _sums(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the product in FP32."""
+        inputs = rows.reshape(-1, self.in_features).float().contiguous()
+        return self.kernels.multiply(self.layer, inputs).view(*rows.shape[:-1], self.out_features)
 
 
-def join(*layers: MappedLinear) -> MappedLinear:
-    """Return several layers with the same input as one, without a copy of their weights."""
+def joining(pack: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes one layer of several with the same input: of those in blocks without a copy of their
+    weights, of others by `pack`."""
+    return lambda *layers: _join(layers) if isinstance(layers[0], MappedLinear) else pack(*layers)
+
+
+def _join(layers: Sequence[MappedLinear]) -> MappedLinear:
     biases = [each.bias for each in layers]
     joined = None
     if any(each is not None for each in biases):
-        joined = torch.cat(
-            [torch.zeros(of.out_features) if bias is None else bias for of, bias in zip(layers, biases, strict=True)]
-        )
+        parts = [
+            torch.zeros(of.out_features) if bias is None else bias.detach().float()
+            for of, bias in zip(layers, biases, strict=True)
+        ]
+        joined = torch.cat(parts)
     return MappedLinear(layers[0].kernels, [each for layer in layers for each in layer.segments], joined)
 
 

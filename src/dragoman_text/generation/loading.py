@@ -19,6 +19,7 @@ from dragoman.system.load_steps import report_step
 from dragoman_text.generation import adapters
 from dragoman_text.generation.adapter_store import AdapterLimits, AdapterStore
 from dragoman_text.generation.async_engine import AsyncEngine
+from dragoman_text.generation.attention import UnsupportedArchitecture
 from dragoman_text.generation.cache import CacheManager
 from dragoman_text.generation.draft_model import DraftModel
 from dragoman_text.generation.engine import GenerationEngine, SequenceMemory
@@ -33,7 +34,6 @@ from dragoman_text.generation.memory import release_memory
 from dragoman_text.generation.pretrained import (
     DTYPES,
     Pretrained,
-    UnsupportedArchitecture,
     depends_on_length,
     load_pretrained,
 )
@@ -246,6 +246,7 @@ def _engine(
         "parameters": pretrained.parameters,
         "file_format": pretrained.file_format,
         "file_quantization": pretrained.file_quantization,
+        "block_types": pretrained.block_types,
         "end_tokens": sorted(ends),
         "default_parameters": defaults,
         "chat_template": vocabulary.template.describe() or False,
@@ -313,7 +314,7 @@ def _speculation(options: EngineOptions, drafter: Runner | None, budget: int) ->
 
 def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Runner | GeneralRunner, Pretrained]:
     """Load the model with our attention if that gives the logits of the model's own code, else with its own code."""
-    pretrained = load_pretrained(folder, options.dtype, device, maps=options.quantization == "none")
+    pretrained = load_pretrained(folder, options.dtype, device, maps=options.packed and options.quantization == "none")
     own_code = pretrained.is_encoder_decoder or pretrained.has_vision
     own_code = own_code or depends_on_length(pretrained.config, options.max_context)
     for packed in () if own_code else dict.fromkeys((options.packed, False)):

@@ -1,7 +1,7 @@
 """Load the weights of a folder with transformers, as an object that runs with the model's own code."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,14 @@ import torch
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import takes_images
 from dragoman.system.load_steps import report_step
-from dragoman_text.generation import quantized_files
+from dragoman_kernels import NoKernels
+from dragoman_text.generation.block_layers import read_blocks, with_layers
+from dragoman_text.generation.fused import is_cpu
 from dragoman_text.generation.gguf_conversion import require_conversion
 from dragoman_text.generation.gguf_file import open_file
-from dragoman_text.generation.gguf_model import BlockKernels, NotMapped, load_mapped
+from dragoman_text.generation.gguf_model import BlockKernels, MappedLinear, NotMapped, load_mapped
+from dragoman_text.generation.integer_weights import NoBlocks
+from dragoman_text.generation.quantized_files import check_scales, is_readable, read_weights
 
 log = logging.getLogger("dragoman.generation")
 
@@ -25,17 +29,13 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 # Maximum difference of logits by rounding, relative to the largest logit.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-# Of mapped weights, whose products round activations to 8 bits: the last bit of one may decide how it is rounded.
-_MAPPED_TOLERANCE = 0.1
+# Of weights in blocks, whose products round activations to 8 bits: the last bit of one may decide how it is rounded.
+_BLOCK_TOLERANCE = 0.1
 # Names of the context length in configurations.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 # Context of a model without a limit of its own, such as one with a recurrent state.
 _DEFAULT_CONTEXT = 2048
-
-
-class UnsupportedArchitecture(Exception):
-    """Our attention cannot run the model; its own code can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class Pretrained:
     config: that of the decoder. has_vision: prompts may have images.
     forced_bos: first token of every completion of an encoder-decoder model.
     parameters: their number. file_format, file_quantization: of the weights in the files, "" if unknown.
-    mapped: the kernels that multiply with the weights in a GGUF file, None if the weights are in memory.
+    blocks: the kernels that multiply with weights in blocks, in a GGUF file or in memory; None if there are none.
+    block_types: the types of these blocks.
     """
 
     model: Any
@@ -57,12 +58,13 @@ class Pretrained:
     parameters: int = 0
     file_format: str = ""
     file_quantization: str = ""
-    mapped: BlockKernels | None = None
+    blocks: BlockKernels | None = None
+    block_types: tuple[str, ...] = ()
 
     @property
     def tolerance(self) -> float:
         """Maximum difference of logits by rounding, relative to the largest logit."""
-        return TOLERANCE[self.dtype] if self.mapped is None else _MAPPED_TOLERANCE
+        return TOLERANCE[self.dtype] + (0 if self.blocks is None else _BLOCK_TOLERANCE)
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -82,7 +84,8 @@ class Pretrained:
 def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = False) -> Pretrained:
     """Load the weights of a folder or a GGUF file. Raises ModelFailed if some are missing.
 
-    maps: leave the weights in a GGUF file if the kernels can multiply with them; else they are converted.
+    maps: keep quantized weights in their bits, in a GGUF file or in memory, if the kernels can multiply with them. They
+    are converted otherwise.
     """
     device = torch.device(device_name)
     if maps and folder.is_file() and (mapped := _map(folder, dtype, device)):
@@ -94,6 +97,7 @@ def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = 
     from transformers.utils import GENERATION_CONFIG_NAME
 
     inside: dict[str, Any] = {}
+    layers: dict[str, MappedLinear] = {}
     file_format, file_quantization = "safetensors", ""
     if folder.is_file():
         file_format, file_quantization = "gguf", open_file(folder).quantization
@@ -101,9 +105,10 @@ def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = 
         report_step("reading the configuration")
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
     quantization = getattr(config, "quantization_config", None) or {}
-    is_dequantized = quantized_files.is_readable(quantization)
+    is_dequantized = is_readable(quantization)
     if inside or is_dequantized:  # quantized weights, whose products are computed in the shorter dtype
         config.dtype = torch.bfloat16
+        report_step("converting weights")
     used_dtype = DTYPES[dtype] if dtype != "auto" else _default_dtype(config, device)
     has_vision = not inside and takes_images(folder)
     factory = _model_class(config, has_vision=has_vision)
@@ -113,11 +118,10 @@ def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = 
     if is_dequantized:
         del config.quantization_config
         with torch.device("meta"):  # weights in memory are loaded by the class itself
-            source, factory = None, type(factory.from_config(config))
-        inside = {"state_dict": quantized_files.read_weights(folder, quantization, used_dtype)}
-        log.info("weights quantized by %s are dequantized to %s", quantization["quant_method"], used_dtype)
-    if inside:
-        report_step("converting weights")
+            own = factory.from_config(config)
+        weights, layers = _read_quantized(folder, quantization, used_dtype, own if maps and is_cpu(device) else None)
+        factory = with_layers(type(own), layers) if layers else type(own)
+        source, inside = None, {"state_dict": weights}
     model, loading_info = factory.from_pretrained(
         source,
         config=config,
@@ -142,10 +146,37 @@ def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = 
         device,
         has_vision,
         getattr(saved, "forced_bos_token_id", None),
-        sum(each.numel() for each in model.parameters()),
+        sum(each.numel() for each in model.parameters()) + sum(each.weights for each in layers.values()),
         file_format,
         file_quantization,
+        *_blocks_of(layers.values()),
     )
+
+
+def _read_quantized(
+    folder: Path, quantization: Mapping[str, Any], dtype: torch.dtype, model: Any | None
+) -> tuple[dict[str, torch.Tensor], dict[str, MappedLinear]]:
+    """Return the weights of a folder in a dtype, and layers in blocks: if a model on the device meta is given, and they
+    can be."""
+    method, reason = quantization["quant_method"], "`packed = false`, `quantization` or a GPU"
+    try:
+        if model is not None:
+            weights, layers = read_blocks(folder, quantization, dtype, BlockKernels(), model)
+            if layers:
+                types = ", ".join(_blocks_of(layers.values())[1])
+                log.info("weights quantized by %s stay in their bits: %d layers in %s", method, len(layers), types)
+                return weights, layers
+            reason = "they are not integers"
+    except (NoBlocks, NoKernels) as error:
+        reason = str(error)
+    log.info("weights quantized by %s are dequantized to %s: %s", method, dtype, reason)
+    return read_weights(folder, quantization, dtype), {}
+
+
+def _blocks_of(layers: Collection[MappedLinear]) -> tuple[BlockKernels | None, tuple[str, ...]]:
+    """Return the kernels of layers in blocks, and the types of their blocks."""
+    types = {segment.tensor.type.name for layer in layers for segment in layer.segments}
+    return next((layer.kernels for layer in layers), None), tuple(sorted(types))
 
 
 def _map(path: Path, dtype: str, device: torch.device) -> Pretrained | None:
@@ -166,7 +197,8 @@ def _map(path: Path, dtype: str, device: torch.device) -> Pretrained | None:
         parameters=model.parameters,
         file_format="gguf",
         file_quantization=model.quantization,
-        mapped=model.kernels,
+        blocks=model.kernels,
+        block_types=_blocks_of([*(each for layer in model.model.layers for each in layer.linear), model.lm_head])[1],
     )
 
 
@@ -206,7 +238,7 @@ def _check_weights(loading_info: Mapping[str, Any], *, is_dequantized: bool) -> 
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ModelFailed(f"the files of weights lack {', '.join(missing[:3])}{more}")
     if is_dequantized:
-        quantized_files.check_scales(loading_info["unexpected_keys"])
+        check_scales(loading_info["unexpected_keys"])
 
 
 def _default_dtype(config: Any, device: torch.device) -> torch.dtype:

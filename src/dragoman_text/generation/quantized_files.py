@@ -1,4 +1,4 @@
-"""Read weights that GPTQ, AWQ, FP8 or compressed-tensors quantized, as floating-point weights.
+"""Read weights that GPTQ, AWQ, FP8 or compressed-tensors quantized, as integers with scales or as their values.
 
 A layer of such a folder has several tensors (integers, scales, zero points) in the place of `weight`. Shapes below: N
 outputs, K inputs, G groups of inputs that share a scale. Activations are not quantized, also where the folder says so.
@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from dragoman.core.errors import ModelFailed
 from dragoman_text.generation.folder import weight_files
+from dragoman_text.generation.integer_weights import IntegerWeight
 
 Tensors = Mapping[str, torch.Tensor]
 Settings = Mapping[str, Any]
@@ -33,13 +34,20 @@ def is_readable(quantization: Settings) -> bool:
     return quantization.get("quant_method") in _METHODS
 
 
-def read_weights(folder: Path, quantization: Settings, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def read_weights(
+    folder: Path,
+    quantization: Settings,
+    dtype: torch.dtype,
+    take: Callable[[str, IntegerWeight], bool] = lambda _, __: False,
+) -> dict[str, torch.Tensor]:
     """Return the weights of a folder by name, those of quantized layers dequantized and rounded to `dtype`.
 
-    Raises ModelFailed for variants of a format that are not supported, and for tensors that do not fit together.
+    take: is called with the name and the integers of each layer that has some; if it returns true, the layer's weight
+    is not returned. Raises ModelFailed for variants of a format that are not supported, and for tensors that do not fit
+    together.
     """
     method = str(quantization["quant_method"])
-    suffixes, dequantize = _METHODS[method]
+    suffixes, read = _METHODS[method]
     weights: dict[str, torch.Tensor] = {}
     with ExitStack() as files:
         tensors: dict[str, Any] = {}
@@ -56,7 +64,12 @@ def read_weights(folder: Path, quantization: Settings, dtype: torch.dtype) -> di
                 continue
             packed = {each: tensors[part].get_tensor(part) for each, part in parts.items()}
             try:
-                weights[f"{layer}.weight"] = dequantize(packed, quantization).to(dtype).contiguous()
+                weight = read(packed, quantization)
+                if isinstance(weight, IntegerWeight):
+                    if take(layer, weight):
+                        continue
+                    weight = weight.dense()
+                weights[f"{layer}.weight"] = weight.to(dtype).contiguous()
             except ModelFailed as error:
                 raise ModelFailed(f"{method} weights of {layer}: {error.message}") from error
             except (ArithmeticError, RuntimeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -94,22 +107,6 @@ def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     return ((values.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(-2)
 
 
-def _apply_scales(
-    values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None, group: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return (values - zero) * scale as FP32 [N, K]. scale and zero: [N or 1, G]; group: the group of each input."""
-    scale = scale.float() if scale.ndim == 2 else scale.float().reshape(1, 1)
-    size = values.shape[1] // scale.shape[1]
-    if group is None and (size * scale.shape[1] != values.shape[1] or scale.shape[0] not in (1, values.shape[0])):
-        raise ValueError("the groups do not divide the inputs")
-
-    def expand(each: torch.Tensor) -> torch.Tensor:
-        return each.repeat_interleave(size, 1) if group is None else each[:, group]
-
-    shifted = values.float() if zero is None else values.float() - expand(zero.float())
-    return shifted * expand(scale)
-
-
 def _apply_block_scales(values: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
     """Return values [N, K] by the scale of their block, [N/block[0], K/block[1]] rounded up."""
     rows, columns = (-(-length // size) for length, size in zip(values.shape, block, strict=True))
@@ -122,7 +119,7 @@ def _apply_block_scales(values: torch.Tensor, scale: torch.Tensor, block: tuple[
 # --- formats -------------------------------------------------------------------------------------------------
 
 
-def _dequantize_gptq(layer: Tensors, settings: Settings) -> torch.Tensor:
+def _read_gptq(layer: Tensors, settings: Settings) -> IntegerWeight:
     """qweight [K*bits/32, N], qzeros [G, N*bits/32], scales [G, N], g_idx [K] (github:ModelCloud/GPTQModel).
 
     The first version of the format stores zero points less 1, modulo 2**bits.
@@ -140,10 +137,10 @@ def _dequantize_gptq(layer: Tensors, settings: Settings) -> torch.Tensor:
     group = layer["g_idx"].long() if "g_idx" in layer else None
     if group is not None and (len(group) != values.shape[1] or bool((group < 0).any())):
         raise ValueError("one group for each input is needed")
-    return _apply_scales(values, layer["scales"].t(), zeros, group)
+    return IntegerWeight(values, layer["scales"].t(), zeros, group)
 
 
-def _dequantize_awq(layer: Tensors, settings: Settings) -> torch.Tensor:
+def _read_awq(layer: Tensors, settings: Settings) -> IntegerWeight:
     """qweight [K, N/8], qzeros [G, N/8], scales [G, N]."""
     version, bits = str(settings.get("version") or settings.get("format") or "gemm").lower(), settings.get("bits", 4)
     if version != "gemm" or bits != 4:
@@ -153,7 +150,7 @@ def _dequantize_awq(layer: Tensors, settings: Settings) -> torch.Tensor:
         _unpack(layer[name], 4).view(len(layer[name]), -1, 8)[:, :, order].flatten(1).t()
         for name in ("qweight", "qzeros")
     )
-    return _apply_scales(values, layer["scales"].t(), zeros)
+    return IntegerWeight(values, layer["scales"].t(), zeros)
 
 
 def _dequantize_fp8(layer: Tensors, settings: Settings) -> torch.Tensor:
@@ -165,7 +162,7 @@ def _dequantize_fp8(layer: Tensors, settings: Settings) -> torch.Tensor:
     return _apply_block_scales(layer["weight"], scale, (rows, columns))
 
 
-def _dequantize_compressed(layer: Tensors, settings: Settings) -> torch.Tensor:
+def _read_compressed(layer: Tensors, settings: Settings) -> IntegerWeight | torch.Tensor:
     """weight_packed [N, K*bits/32] or weight [N, K] of INT8 or FP8, weight_scale, weight_zero_point, weight_g_idx.
 
     Packed integers are stored plus 2**(bits-1), also zero points, which are packed along N.
@@ -175,23 +172,31 @@ def _dequantize_compressed(layer: Tensors, settings: Settings) -> torch.Tensor:
         named = repr(format_) if format_ not in _COMPRESSED else "with transform_config"
         raise ModelFailed(f"the format {named} is not supported, only {', '.join(_COMPRESSED[:-2])} are")
     scale, zero, group = layer["weight_scale"], layer.get("weight_zero_point"), layer.get("weight_g_idx")
-    if group is not None and bool((group < 0).all()):  # not in use
-        group = None
+    scale = scale if scale.ndim == 2 else scale.reshape(1, 1)
+    # It may also be there and not in use.
+    group = None if group is None or bool((group < 0).all()) else group.long()
     if "weight_packed" not in layer:
-        block = _block(settings)
+        weight, block = layer["weight"], _block(settings)
         if block is not None and zero is None and scale.numel() > 1:
-            return _apply_block_scales(layer["weight"], scale, block)
-        return _apply_scales(layer["weight"], scale, zero, group)
+            return _apply_block_scales(weight, scale, block)
+        zero = torch.zeros(1, scale.shape[1]) if zero is None else zero.float().reshape(len(zero), -1)
+        if weight.dtype is torch.int8:
+            return IntegerWeight((weight.short() + 128).to(torch.uint8), scale, zero + 128, group)
+        return IntegerWeight(weight, scale, zero, group).dense()
     packed = layer["weight_packed"]
     rows, columns = layer["weight_shape"].tolist()
     bits = _bits(settings, packed, columns)
     offset = 1 << (bits - 1)
-    values = _unpack(packed, bits)[:, :columns].float() - offset
-    if zero is not None and zero.dtype is torch.int32:
-        zero = _unpack(zero.t(), bits)[:, :rows].t().float() - offset
+    values = _unpack(packed, bits)[:, :columns]
+    if zero is None:
+        zero = torch.full((1, scale.shape[1]), offset)
+    elif zero.dtype is torch.int32:
+        zero = _unpack(zero.t(), bits)[:, :rows].t()
+    else:
+        zero = zero.float() + offset
     if len(values) != rows:
         raise ValueError("weight_shape does not fit")
-    return _apply_scales(values, scale, zero, None if group is None else group.long())
+    return IntegerWeight(values, scale, zero, group)
 
 
 def _groups(settings: Settings) -> list[Settings]:
@@ -215,13 +220,13 @@ def _bits(settings: Settings, packed: torch.Tensor, columns: int) -> int:
     return fitting[0]
 
 
-# By quant_method: the names of a layer's tensors, and the function that makes its weight of them.
-_METHODS: Mapping[str, tuple[tuple[str, ...], Callable[[Tensors, Settings], torch.Tensor]]] = {
-    "gptq": (("qweight", "qzeros", "scales", "g_idx"), _dequantize_gptq),
-    "awq": (("qweight", "qzeros", "scales"), _dequantize_awq),
+# By quant_method: the names of a layer's tensors, and the function that reads its weight from them.
+_METHODS: Mapping[str, tuple[tuple[str, ...], Callable[[Tensors, Settings], IntegerWeight | torch.Tensor]]] = {
+    "gptq": (("qweight", "qzeros", "scales", "g_idx"), _read_gptq),
+    "awq": (("qweight", "qzeros", "scales"), _read_awq),
     "fp8": (("weight", "weight_scale_inv"), _dequantize_fp8),
     "compressed-tensors": (
         ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
-        _dequantize_compressed,
+        _read_compressed,
     ),
 }

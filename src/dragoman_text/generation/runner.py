@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from inspect import signature
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from dragoman_text.generation.attention import (
     MaskRecorder,
     ShapeRecorder,
     SlotSpan,
+    UnsupportedArchitecture,
     attention,
     can_merge,
     record_mask,
@@ -31,7 +32,6 @@ from dragoman_text.generation.cache import CacheShape, KeyValueCache
 from dragoman_text.generation.fused import (
     ARCHITECTURES,
     FusedModel,
-    LinearLayer,
     UnpackedLinear,
     can_pack,
     is_supported,
@@ -39,11 +39,11 @@ from dragoman_text.generation.fused import (
     pack_layers,
 )
 from dragoman_text.generation.general import check_tokens
-from dragoman_text.generation.gguf_model import MappedModel, join
+from dragoman_text.generation.gguf_model import MappedModel, joining
 from dragoman_text.generation.job import BatchRow
 from dragoman_text.generation.native.quantized import dequantize_layers
 from dragoman_text.generation.native.step import NativeStep, Unsupported, step_code
-from dragoman_text.generation.pretrained import Pretrained, UnsupportedArchitecture
+from dragoman_text.generation.pretrained import Pretrained
 from dragoman_text.generation.step_graphs import Record, StepGraphs
 from dragoman_text.generation.threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
 
@@ -92,7 +92,7 @@ class Runner:
         self, pretrained: Pretrained, *, packed: bool = True, quantization: str = "none", cuda_graphs: bool = True
     ) -> None:
         self.device, self.dtype = pretrained.device, pretrained.dtype
-        self._mapped, self._tolerance = pretrained.mapped, pretrained.tolerance
+        self._blocks, self._tolerance = pretrained.blocks, pretrained.tolerance
         self.quantization, self._bits = quantization, QUANTIZATIONS[quantization]
         self.fused: FusedModel | None = None
         self._adaptive_threads: AdaptiveThreads | None = None
@@ -191,8 +191,8 @@ class Runner:
 
     def _use_threads(self, threads: int) -> None:
         torch.set_num_threads(threads)
-        if self._mapped is not None:
-            self._mapped.threads = threads
+        if self._blocks is not None:
+            self._blocks.threads = threads
         if self._native is not None:
             self._native.threads = threads
 
@@ -269,7 +269,7 @@ class Runner:
         config = model.config
         forms = dict.fromkeys(range(config.num_hidden_layers), AttentionForm(config.head_dim**-0.5))
         self.shape = CacheShape(len(forms), config.num_key_value_heads, config.head_dim, config.head_dim)
-        self._native, self.fused = None, FusedModel(model, forms, join)
+        self._native, self.fused = None, FusedModel(model, forms, joining(pack_layers))
         try:
             return NativeStep(step_code(model, forms, self._bits), self.fused, forms)
         except Unsupported as error:
@@ -305,20 +305,14 @@ class Runner:
             return
         if not self.packed:
             self._use_pytorch("weights are not packed (a GPU, `packed = false`, or a dtype without kernels)")
-        if not ((self.packed or self._mapped is not None) and self._use_native(shapes.forms, expected)):
-            self.fused = FusedModel(self.model, shapes.forms, self._join_layers())
+        if not ((self.packed or self._blocks is not None) and self._use_native(shapes.forms, expected)):
+            self.fused = FusedModel(self.model, shapes.forms, joining(pack_layers if self.packed else UnpackedLinear))
             if not self.agrees(expected, "the fused forward pass"):
                 self.fused = None
                 return
         # Frees the loaded weights, which the fused model has copied or still refers to.
         self.model.model.layers = torch.nn.ModuleList()
         del self.model.model.embed_tokens, self.model.model.norm, self.model.lm_head
-
-    def _join_layers(self) -> Callable[..., LinearLayer]:
-        """Return the function that makes one layer of several with the same input."""
-        if self._mapped is not None:
-            return join
-        return pack_layers if self.packed else UnpackedLinear
 
     def _use_native(self, forms: Mapping[int, AttentionForm], expected: torch.Tensor) -> bool:
         """Use the kernels if there are any and give the same logits, as their layers do in PyTorch; log why not."""
@@ -330,7 +324,7 @@ class Runner:
         except NoKernels as error:
             self._use_pytorch(str(error), logging.WARNING)
             return False
-        fused = FusedModel(self.model, forms, code.pack if self._mapped is None else self._join_layers())
+        fused = FusedModel(self.model, forms, joining(code.pack))
         native = NativeStep(code, fused, forms)
         if self._bits:
             expected = self._quantized_logits(expected)

@@ -41,7 +41,7 @@ class NativeStep:
         self._code, self._fused, self._config = code, fused, code.config
         config = code.config
         self._weights: list[object] = []  # keeps FP32 copies and packed weights alive
-        # Of a row, at most: inputs of layers whose weights are in a file, and those that such layers need in FP32.
+        # Of a row, at most: inputs of layers whose weights are in blocks, and those that such layers need in FP32.
         self._file_inputs = self._file_floats = 0
         self._layers = (DecoderLayer * config.layers)(*(self._layer(i, forms[i].window) for i in range(config.layers)))
         self._head, self._norm = self._product(fused.head), self._fp32_address(fused.norm[: config.hidden])
@@ -168,7 +168,7 @@ class NativeStep:
             block = layer.layer
             self._file_inputs = max(self._file_inputs, block.size)
             self._file_floats = max(self._file_floats, block.float_inputs)
-            return LinearLayer(size=block.size, blocks=block.blocks, file=block.address)
+            return LinearLayer(size=block.size, blocks=block.blocks, blocked=block.address)
         assert isinstance(layer, BlockLinear)
         return layer.layer
 

@@ -11,7 +11,7 @@ PANEL_ROWS = 96
 
 
 class Segment(ctypes.Structure):
-    """`segment`: rows of weights of one tensor in a file."""
+    """`segment`: rows of weights of one tensor in blocks."""
 
     _fields_ = (
         ("type", _INTEGER),
@@ -21,23 +21,24 @@ class Segment(ctypes.Structure):
 
 
 class BlockLayer(ctypes.Structure):
-    """`block_layer`: tensors in a file with the same inputs."""
+    """`block_layer`: tensors in blocks with the same inputs."""
 
     _fields_ = (
         ("segments", _ADDRESS),
         ("bias", _ADDRESS),
         *((name, _INTEGER) for name in ("size", "blocks", "rounds", "floats")),
+        ("order", _ADDRESS),
     )
 
 
 class BlockInputs(ctypes.Structure):
-    """`block_inputs`: memory of the inputs of layers in a file."""
+    """`block_inputs`: memory of the inputs of layers in blocks."""
 
     _fields_ = tuple((name, _ADDRESS) for name in ("values", "scales", "sums", "floats"))
 
 
 class BlockCall(ctypes.Structure):
-    """`block_call`: a layer in a file, outside of a step."""
+    """`block_call`: a layer in blocks, outside of a step."""
 
     _fields_ = (
         ("layer", _ADDRESS),
@@ -61,7 +62,7 @@ class LinearLayer(ctypes.Structure):
         ("block_bytes", _INTEGER),
         ("bf16", _INTEGER),
         ("bits", _INTEGER),
-        ("file", _ADDRESS),
+        ("blocked", _ADDRESS),
     )
 
 

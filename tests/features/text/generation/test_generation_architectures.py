@@ -13,7 +13,7 @@ from benchmarks import architectures
 
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman_text.generation import pretrained
-from dragoman_text.generation.attention import AttentionForm, MaskRecorder, attention
+from dragoman_text.generation.attention import AttentionForm, MaskRecorder, UnsupportedArchitecture, attention
 from dragoman_text.generation.general import GeneralRunner
 from dragoman_text.runtimes.llm.model import LanguageModel
 from features.text.generation.helpers import generation, ids, load_model, text, text_engine
@@ -76,7 +76,7 @@ async def test_greedy_decoding_equals_transformers_alone_and_in_a_crowd(name: st
 
 def test_our_attention_rejects_arguments_that_it_does_not_know() -> None:
     tensors = [torch.zeros(1, 2, 3, 4)] * 3
-    with pytest.raises(pretrained.UnsupportedArchitecture, match="attention with s_aux"):
+    with pytest.raises(UnsupportedArchitecture, match="attention with s_aux"):
         attention(None, *tensors, scaling=1.0, s_aux=torch.zeros(2), dropout=0.0)
 
 
@@ -91,13 +91,13 @@ def test_masks_must_be_the_windows_of_the_layers() -> None:
         return {number: AttentionForm(1.0, window) for number, window in enumerate(windows)}
 
     recorder = MaskRecorder(64)
-    with pytest.raises(pretrained.UnsupportedArchitecture, match="a mask that is not a window"):
+    with pytest.raises(UnsupportedArchitecture, match="a mask that is not a window"):
         recorder.add(chunk)
     recorder.add(window(100))
     recorder.compare(layers(0, 64))
     recorder.add(window(6))
     recorder.compare(layers(0, 6))
-    with pytest.raises(pretrained.UnsupportedArchitecture, match="masks with the windows"):
+    with pytest.raises(UnsupportedArchitecture, match="masks with the windows"):
         recorder.compare(layers(0, 0))
 
 

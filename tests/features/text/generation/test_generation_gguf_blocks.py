@@ -1,4 +1,4 @@
-"""Products with the blocks of GGUF files: every bit of the result, in each form of the kernels that this CPU runs."""
+"""Products with weights in blocks, those of GGUF files and our own: every bit, in each form that this CPU runs."""
 
 import ctypes
 from typing import Any
@@ -12,7 +12,9 @@ gguf = pytest.importorskip("gguf")
 
 # Fields of blocks: bytes of FP16 scales.
 _HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+# Types of our own: number, bytes of a block of 32.
+OURS = {"Q4_Z": (256, 19), "Q8_Z": (257, 35)}
+QUANTIZED = (*OURS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 FLOATS = ("F32", "F16", "BF16")
 
 Array = np.ndarray[Any, Any]
@@ -21,6 +23,10 @@ Array = np.ndarray[Any, Any]
 def weights(kind: str, rows: int, inputs: int) -> Array:
     """Return the bytes of random weights, [rows, bytes]."""
     random = np.random.default_rng(rows)
+    if kind in OURS:
+        blocks = random.integers(0, 256, (rows, inputs // 32, OURS[kind][1]), np.uint8)
+        blocks[..., :2] = random.uniform(-3e-3, 3e-3, (rows, inputs // 32, 1)).astype(np.float16).view(np.uint8)
+        return blocks.reshape(rows, -1)
     values = (random.standard_normal((rows, inputs)) / 16).astype(np.float32)
     type_ = gguf.GGMLQuantizationType[kind]
     if kind not in _HALVES:
@@ -34,6 +40,11 @@ def weights(kind: str, rows: int, inputs: int) -> Array:
 
 
 def values_of(kind: str, data: Array, inputs: int) -> Array:
+    if kind in OURS:
+        blocks = data.reshape(len(data), inputs // 32, -1)
+        integers = _nibbles(blocks[..., 3:]) if kind == "Q4_Z" else blocks[..., 3:].astype(np.int32)
+        values = (integers - blocks[..., 2:3].astype(np.int32)) * _half(blocks, 0)[..., None]
+        return np.asarray(values, np.float32).reshape(len(data), inputs)
     return np.asarray(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])).reshape(len(data), inputs)
 
 
@@ -47,8 +58,13 @@ def _nibbles(packed: Array) -> Array:
 
 def decode(kind: str, data: Array) -> tuple[Array, Array, Array]:
     """Return integers [rows, groups, 2, 16], scales [rows, groups, 2] and minima [rows, groups] of a type."""
-    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    size = OURS[kind][1] if kind in OURS else gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
     blocks = data.reshape(len(data), -1, size)
+    if kind in OURS:
+        integers = _nibbles(blocks[..., 3:]) if kind == "Q4_Z" else blocks[..., 3:].astype(np.int32)
+        scales = _half(blocks, 0)
+        minima = scales * -blocks[..., 2].astype(np.float32)
+        return integers.reshape(len(data), -1, 2, 16), scales[..., None].repeat(2, 2), minima
     if kind == "Q6_K":
         low, high = blocks[..., :128].reshape(*blocks.shape[:2], 2, 2, 32), blocks[..., 128:192]
         low = np.stack((low & 15, low >> 4), 3).reshape(*blocks.shape[:2], 2, 4, 32)
@@ -103,21 +119,31 @@ def product(kind: str, data: Array, inputs: Array) -> Array:
                 totals += sums[..., half] * scale[..., half]
         else:
             totals += sums.sum(-1, dtype=np.float32) * scale[..., 0]
-        if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
+        if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K", *OURS):
             all_values = values[:, group].sum((1, 2)).astype(np.float32)
             totals += minima[None, :, group] * (factors[:, group] * all_values)[:, None]
     return totals
 
 
+def _number(kind: str) -> int:
+    return OURS[kind][0] if kind in OURS else int(gguf.GGMLQuantizationType[kind])
+
+
 def multiply(
-    form: str, kinds: list[str], datas: list[Array], inputs: Array, bias: Array | None = None, head: int = 0
+    form: str,
+    kinds: list[str],
+    datas: list[Array],
+    inputs: Array,
+    bias: Array | None = None,
+    head: int = 0,
+    order: Array | None = None,
 ) -> Array:
     """Call the kernel for one or several tensors, in one thread."""
     rows, size = inputs.shape
     counts = [len(each) for each in datas]
     segments = np.array(
         [
-            (gguf.GGMLQuantizationType[kind], data.ctypes.data, len(data), data.shape[1], first, head)
+            (_number(kind), data.ctypes.data, len(data), data.shape[1], first, head)
             for kind, data, first in zip(kinds, datas, np.cumsum([0, *counts[:-1]]), strict=True)
         ],
         np.int64,
@@ -126,10 +152,10 @@ def multiply(
     values, scales = np.zeros((*shape, 32), np.int8), np.zeros(shape, np.float32)
     sums, floats, loops = np.zeros((*shape, 2), np.int32), np.zeros((*shape, 32), np.float32), np.zeros(256, np.uint8)
     blocks = sum(-(-count // 64) for count in counts)
-    layer = np.array([segments.ctypes.data, 0 if bias is None else bias.ctypes.data, size, blocks, 1, 1], np.int64)
+    addresses = [0 if each is None else each.ctypes.data for each in (segments, bias, order)]
+    layer = np.array([*addresses[:2], size, blocks, 1, 1, addresses[2]], np.int64)
     memory = (each.ctypes.data for each in (values, scales, sums, floats, loops))
-    addresses = (layer.ctypes.data, inputs.ctypes.data, rows, output.ctypes.data, sum(counts), *memory)
-    call = np.array(addresses, np.int64)
+    call = np.array([layer.ctypes.data, inputs.ctypes.data, rows, output.ctypes.data, sum(counts), *memory], np.int64)
     function("blocks_linear", form, ctypes.c_int64)(call.ctypes.data)
     return output
 
@@ -201,6 +227,15 @@ def test_heads_in_pairs(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", available_forms())
+@pytest.mark.parametrize("kind", ["Q4_0", "F16"])
+def test_inputs_in_another_order(kind: str, form: str) -> None:
+    data, inputs = weights(kind, 12, 128), states(2, 128)
+    order = np.random.default_rng(0).permutation(128).astype(np.int64)
+    expected = multiply(form, [kind], [data], np.ascontiguousarray(inputs[:, order]))
+    assert np.array_equal(multiply(form, [kind], [data], inputs, order=order), expected)
+
+
+@pytest.mark.parametrize("form", available_forms())
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
 def test_activations_that_are_not_finite(form: str, number: float) -> None:
     """Integers cannot represent them: the whole row is NaN, and no other."""
@@ -212,7 +247,7 @@ def test_activations_that_are_not_finite(form: str, number: float) -> None:
 
 
 @pytest.mark.parametrize("form", available_forms())
-@pytest.mark.parametrize("kind", [*QUANTIZED, *FLOATS])
+@pytest.mark.parametrize("kind", [*(kind for kind in QUANTIZED if kind not in OURS), *FLOATS])
 def test_rows(kind: str, form: str) -> None:
     data, wanted = weights(kind, 9, 512), np.array([8, 0, 8], np.int64)
     output = np.zeros((3, 512), np.float32)
