@@ -75,6 +75,34 @@ async def test_invalid_settings_and_an_unload(tmp_path: Path) -> None:
         assert (await measured(engine))[2] == {}
 
 
+@pytest.mark.parametrize(("load_timeout_s", "succeeds"), [(0.0, True), (3600.0, True), (500.0, False)])
+async def test_a_load_through_the_api_has_the_limit_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load_timeout_s: float, succeeds: bool
+) -> None:
+    write(tmp_path, "1")
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    waits = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch()\n"
+    waits += f"        while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
+    async with open_engine(tmp_path, control_open=True, load_timeout_s=load_timeout_s) as engine:
+        write(tmp_path, "2", waits)
+        load = asyncio.ensure_future(engine.call(Request(Load(), "m")))
+        async with asyncio.timeout(60):
+            while not begun.exists():
+                await asyncio.sleep(0.01)
+        loop = asyncio.get_running_loop()
+        now_s = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now_s() + 700)  # as if the load took so long
+        await asyncio.sleep(0.1)
+        monkeypatch.undo()
+        assert load.done() != succeeds
+        gate.touch()
+        if succeeds:
+            await load
+        else:
+            with pytest.raises(errors.InvalidInput, match="took more than 500 s"):
+                await load
+
+
 @pytest.mark.parametrize("settings", ["", "[model]\nno_such_setting = 1\n"])
 async def test_a_failed_update_of_files_on_disk(tmp_path: Path, settings: str) -> None:
     write(tmp_path, "1")

@@ -28,9 +28,7 @@ from dragoman.engine.version_routing import VersionRouting
 
 log = logging.getLogger("dragoman.engine")
 
-# Number of models that load concurrently when the server starts, and how long one may take.
-LOADING_AT_ONCE = 4
-_LOAD_TIMEOUT_S = 600.0
+LOADING_AT_ONCE = 4  # models, when the server starts
 # A model that raised NotReady is loaded again after 1 s, then 2 s, ... up to 30 s.
 _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
 
@@ -98,7 +96,7 @@ class ModelControl:
         async def load(name: str, versions: list[Deployment]) -> None:
             async with self._gate:
                 try:
-                    await self._start_all(name, versions, needs_room=False)
+                    await self._start_all(versions, needs_room=False)
                 except DragomanError as error:
                     log.error("%s", error.message, extra={"unloadable": name})
             await self._check_routing(name, self._registry.by_version(name))
@@ -360,7 +358,7 @@ class ModelControl:
             delay_s = min(2 * delay_s, _MAX_RETRY_S)
             try:
                 async with self._gate:
-                    await self._start_all(name, waiting, needs_room=False)
+                    await self._start_all(waiting, needs_room=False)
                 await self._check_routing(name, self._registry.by_version(name))
                 log.info("model '%s': loaded after a retry", name)
             except DragomanError as error:
@@ -399,7 +397,7 @@ class ModelControl:
             self._registry.put(name, dict(versions), routing)
         try:
             is_update = any(d.state == "READY" for d in self._registry.by_version(name).values())
-            await self._start_all(name, list(versions.values()), needs_room=not is_update)
+            await self._start_all(list(versions.values()), needs_room=not is_update)
             others = self._registry.by_version(name) if keep_others else kept
             routing.check_compatible({**others, **versions})
         except BaseException as error:
@@ -430,7 +428,7 @@ class ModelControl:
             if deployment.spec.version not in unchanged:
                 deployment.update_error = reason
 
-    async def _start_all(self, name: str, deployments: list[Deployment], *, needs_room: bool) -> None:
+    async def _start_all(self, deployments: list[Deployment], *, needs_room: bool) -> None:
         """Start every version; raise the first error after all have been tried."""
 
         def start(deployment: Deployment) -> Coroutine[Any, Any, None]:
@@ -438,12 +436,7 @@ class ModelControl:
                 return self.load_counters.start(deployment)
             return self._loaded_models.load(deployment, needs_room=needs_room)
 
-        try:
-            async with asyncio.timeout(_LOAD_TIMEOUT_S):
-                results = await asyncio.gather(*map(start, deployments), return_exceptions=True)
-        except TimeoutError as error:
-            raise ModelFailed(f"failed to load '{name}', it took longer than {_LOAD_TIMEOUT_S:.0f} s") from error
-        for result in results:
+        for result in await asyncio.gather(*map(start, deployments), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
 
@@ -491,7 +484,7 @@ class ModelControl:
         """Load a deployment unless it differs from the versions with which it shares requests."""
         name = deployment.spec.name
         async with self._gate:
-            await self._start_all(name, [deployment], needs_room=True)
+            await self._start_all([deployment], needs_room=True)
         try:
             self._registry.routing(name).check_compatible(self._registry.by_version(name))
         except InvalidInput as error:
