@@ -32,6 +32,19 @@ def write(folder: Path, version: str, load: str = "pass", settings: str = "") ->
     (folder / "m" / "dragoman.toml").write_text(settings)
 
 
+def gated_load(folder: Path) -> tuple[Path, Path, str]:
+    """Return a file that a load creates, one that it waits for, and its code."""
+    begun, gate = folder / "begun", folder / "gate"
+    code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch()\n"
+    return begun, gate, code + f"        while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
+
+
+async def exists(path: Path) -> None:
+    async with asyncio.timeout(60):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+
+
 async def measured(engine: Engine) -> tuple[int, int, dict[str, float]]:
     """Return the loads that succeeded and failed, and which models have a failed update."""
     families = {family.name: family for family in (await engine.call(Request(Measure()))).answer}
@@ -80,15 +93,11 @@ async def test_a_load_through_the_api_has_the_limit_of_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load_timeout_s: float, succeeds: bool
 ) -> None:
     write(tmp_path, "1")
-    begun, gate = tmp_path / "begun", tmp_path / "gate"
-    waits = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch()\n"
-    waits += f"        while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
+    begun, gate, waits = gated_load(tmp_path)
     async with open_engine(tmp_path, control_open=True, load_timeout_s=load_timeout_s) as engine:
         write(tmp_path, "2", waits)
         load = asyncio.ensure_future(engine.call(Request(Load(), "m")))
-        async with asyncio.timeout(60):
-            while not begun.exists():
-                await asyncio.sleep(0.01)
+        await exists(begun)
         loop = asyncio.get_running_loop()
         now_s = loop.time
         monkeypatch.setattr(loop, "time", lambda: now_s() + 700)  # as if the load took so long
@@ -111,6 +120,21 @@ async def test_a_failed_update_of_files_on_disk(tmp_path: Path, settings: str) -
         await wait_for(engine, (1, 1, {"m": 1}))
         write(tmp_path, "2")
         await wait_for(engine, (2, 1, {"m": 0}))
+
+
+async def test_files_that_change_during_a_load_are_loaded_after_it(tmp_path: Path) -> None:
+    write(tmp_path, "1")
+    begun, gate, waits = gated_load(tmp_path)
+    async with open_engine(tmp_path) as engine:
+        write(tmp_path, "2", waits)
+        engine.sync()
+        await exists(begun)
+        write(tmp_path, "3")
+        engine.sync()  # as at SIGHUP, without a watch
+        await asyncio.sleep(0.1)
+        gate.touch()
+        await wait_for(engine, (3, 0, {"m": 0}))
+        assert [deployment.spec.version for deployment in engine.deployments() if deployment.ready] == ["3"]
 
 
 async def test_a_model_that_fails_at_the_start(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ _ENGINE_CHANGES: Mapping[type[Call[Any]], tuple[str, Mapping[str, str]]] = {
 log = logging.getLogger("dragoman.engine")
 # How long the event loop collects metrics before other work gets a turn.
 _MEASURE_TURN_S = 0.0005
+_SYNC_AGAIN_S = 1.0
 
 
 class Engine:
@@ -170,7 +171,11 @@ class Engine:
     def sync(self) -> None:
         """Start to load, replace and unload models that have changed on disk."""
         if self.started and not self._stops:
-            self._start_task(self._sync.run())
+            self._start_task(self._sync_all())
+
+    async def _sync_all(self) -> None:
+        while await self._sync.run():  # noqa: ASYNC110 - a change on disk waits while its model is loaded
+            await asyncio.sleep(_SYNC_AGAIN_S)
 
     def _start_task(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
