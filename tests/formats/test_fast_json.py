@@ -111,6 +111,9 @@ def test_texts_are_read_alike(text: bytes, data: st.DataObject) -> None:
         b"1" * 400,
         b"1e400",
         b"[" * 2000 + b"]" * 2000,
+        b"[" * 1025 + b"]" * 1025,
+        b'{"a":' * 1024 + b"[1, {}]" + b"}" * 1024,
+        b"[" * 300 + b"]" * 300,
         b'"\\ud800"',
         b"\xef\xbb\xbf1",
         memoryview(b"[1]"),
@@ -118,7 +121,10 @@ def test_texts_are_read_alike(text: bytes, data: st.DataObject) -> None:
         '"text"',
         '"\ud800"',
     ],
-    ids=str.split("above-64-bits nested-beyond digits infinity deep surrogate mark view bytearray text surrogate-text"),
+    ids=str.split(
+        "above-64-bits nested-beyond digits infinity deep deeper objects nested surrogate mark view bytearray text "
+        "surrogate-text"
+    ),
 )
 def test_edges_are_read_alike(text: Any) -> None:
     assert parsed(json_msgspec, text) == parsed(fast_json, text)

@@ -11,10 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dragoman.formats.json_scan import nests_deeper
+
 Fragment = msgspec.Raw
 _INTEGERS = range(-(2**63), 2**64)
 # Texts without such a run of digits have no integer beyond 64 bits.
 LONG_INTEGER = re.compile(rb"[0-9]{19}")
+_MAX_DEPTH = 1024
 _WRITTEN_BY_MSGSPEC = (datetime.datetime, datetime.date, datetime.time, uuid.UUID, msgspec.Raw)
 
 
@@ -31,9 +34,11 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, *, any_keys: 
 def loads(text: bytes | bytearray | memoryview | str) -> Any:
     """Parse JSON as `fast_json.loads` does: integers beyond 64 bits become floats."""
     try:
-        value = msgspec.json.decode(text)
-        long = LONG_INTEGER.search(text.encode() if isinstance(text, str) else text)
-        return _with_floats(value) if long else value
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        if nests_deeper(data, _MAX_DEPTH):  # since Python 3.14 msgspec stops only where the stack ends
+            raise JSONDecodeError("depth limit exceeded")
+        value = msgspec.json.decode(data)
+        return _with_floats(value) if LONG_INTEGER.search(data) else value
     except (ValueError, OverflowError, RecursionError) as error:
         raise JSONDecodeError(str(error)) from error
 

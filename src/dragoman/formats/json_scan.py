@@ -49,16 +49,23 @@ def check_size(text: bytes, policy: Policy, instead: str = "") -> None:
 
 def check_depth(text: bytes, policy: Policy) -> None:
     """Raise InvalidInput if JSON text nests too deep."""
-    if text.count(b"[") + text.count(b"{") <= policy.max_json_depth:
-        return
+    if nests_deeper(text, policy.max_json_depth):
+        raise InvalidInput(f"JSON nests too deep; the limit is {policy.max_json_depth}")
+
+
+def nests_deeper(text: bytes, limit: int) -> bool:
+    """Return whether JSON text nests deeper than `limit`."""
+    if text.count(b"[") + text.count(b"{") <= limit:
+        return False
     depth = 0
     for codes in _scan_blocks(text):
         steps = _STEPS[codes]
         depths = depth + np.cumsum(steps[steps != 0], dtype=np.int64)
         if depths.size:
-            if depths.max() > policy.max_json_depth:
-                raise InvalidInput(f"JSON nests too deep; the limit is {policy.max_json_depth}")
+            if depths.max() > limit:
+                return True
             depth = int(depths[-1])
+    return False
 
 
 def count_values(text: bytes, *, elements: bool = True) -> int:
