@@ -4,9 +4,9 @@
 
 #include "form.h"
 
-/* Rows of weights of one tensor. type: its number in files, or one of ours (blocks.c). first: the output of its first row. head: 0, or the size
- * of heads whose rows are in pairs, as llama.cpp's rotary embedding reads them: row 2 i + j of a head is output
- * i + j * head / 2 of that head. */
+/* Rows of weights of one tensor. type: its number in files, or one of ours (blocks.c). first: the output of its first
+ * row. head: 0, or the size of heads whose rows are in pairs, as llama.cpp's rotary embedding reads them: row 2 i + j of
+ * a head is output i + j * head / 2 of that head. */
 typedef struct {
     int64_t type;
     const uint8_t *weights;

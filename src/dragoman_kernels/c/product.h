@@ -12,8 +12,8 @@
 #define PANEL_ROWS 96
 
 /* Weights in the layout that product.c describes. size: number of inputs. bias: [64 * blocks], FP32. bits: of a
- * quantized weight, 8 or 4; 0: FP32 or BF16. Inputs are BF16 if `bf16`. blocked: 0, or weights in blocks (blocks.h), which then
- * replace those of this structure. As LinearLayer in dragoman_text. */
+ * quantized weight, 8 or 4; 0: FP32 or BF16. Inputs are BF16 if `bf16`. blocked: 0, or weights in blocks (blocks.h),
+ * which then replace those of this structure. As LinearLayer in dragoman_text. */
 typedef struct {
     const void *weights;
     const float *bias;

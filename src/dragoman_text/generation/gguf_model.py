@@ -310,7 +310,7 @@ class MappedModel:
             norms += [layer.input_layernorm, layer.post_attention_layernorm]
             norms += [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None]
         biases = sum(len(each.bias) for each in linear if each.bias is not None)
-        products = sum(each.in_features * each.out_features for each in linear)
+        products = sum(each.weights for each in linear)
         return products + biases + config.vocab_size * config.hidden_size + sum(len(norm.weight) for norm in norms)
 
     def sample(self) -> "MappedModel":

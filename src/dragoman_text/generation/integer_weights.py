@@ -115,22 +115,3 @@ def _parts(rows: int, inputs: int) -> list[slice]:
 
 def _shifted(integers: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
     return integers.short() - zeros.short()[:, :, None]
-
-
-def round_weight(weight: torch.Tensor, bits: int) -> IntegerWeight:
-    """Round a weight [N, K] to integers of 8 or 4 bits with one scale for each 32 inputs, as llama.cpp does.
-
-    8 bits: -127 to 127. 4 bits: -8 to 7, where the largest weight of a group becomes -8.
-    """
-    rows, inputs = weight.shape
-    if inputs % GROUP:
-        raise NoBlocks(f"expected a multiple of {GROUP} inputs, got {inputs}")
-    lowest, highest = (-127, 127) if bits == 8 else (-8, 7)
-    integers, scales = torch.empty(rows, inputs, dtype=torch.uint8), torch.empty(rows, inputs // GROUP)
-    for part in _parts(rows, inputs):
-        groups = weight[part].detach().float().reshape(-1, inputs // GROUP, GROUP)
-        largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-        scale = (largest.abs() / 127 if bits == 8 else largest / -8).half().float()
-        rounded = (groups / torch.where(scale == 0, 1.0, scale)).round().clamp(lowest, highest)
-        integers[part], scales[part] = (rounded + 128).to(torch.uint8).flatten(1), scale[..., 0]
-    return IntegerWeight(integers, scales, torch.full((1, inputs // GROUP), 128))

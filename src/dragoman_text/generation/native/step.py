@@ -42,7 +42,7 @@ class NativeStep:
         config = code.config
         self._weights: list[object] = []  # keeps FP32 copies and packed weights alive
         # Of a row, at most: inputs of layers whose weights are in blocks, and those that such layers need in FP32.
-        self._file_inputs = self._file_floats = 0
+        self._block_inputs = self._block_floats = 0
         self._layers = (DecoderLayer * config.layers)(*(self._layer(i, forms[i].window) for i in range(config.layers)))
         self._head, self._norm = self._product(fused.head), self._fp32_address(fused.norm[: config.hidden])
         self._rotary = torch.empty(0, 2, config.head_size)
@@ -145,7 +145,7 @@ class NativeStep:
             torch.zeros(config.run_rows, config.head_size),
             torch.zeros(config.run_rows, score_count),
         ]
-        memory, inputs = input_memory(self._rows * self._file_inputs, self._rows * self._file_floats)
+        memory, inputs = input_memory(self._rows * self._block_inputs, self._rows * self._block_floats)
         return StepScratch(*(each.data_ptr() for each in tensors), score_count, inputs), [*tensors, memory]
 
     def _layer(self, number: int, window: int) -> DecoderLayer:
@@ -166,8 +166,8 @@ class NativeStep:
         self._weights.append(layer)
         if isinstance(layer, MappedLinear):
             block = layer.layer
-            self._file_inputs = max(self._file_inputs, block.size)
-            self._file_floats = max(self._file_floats, block.float_inputs)
+            self._block_inputs = max(self._block_inputs, block.size)
+            self._block_floats = max(self._block_floats, block.float_inputs)
             return LinearLayer(size=block.size, blocks=block.blocks, blocked=block.address)
         assert isinstance(layer, BlockLinear)
         return layer.layer
