@@ -313,6 +313,7 @@ def test_bytes_elements_are_decoded_and_encoded(elements: list[bytes], narrow: b
 @example(encode_elements([b"ab"] * 4) + b"\0", 4)
 @example(encode_elements([b"ab"] * 4)[:-1], 4)
 @example(encode_elements([b"ab"] * 4), 3)
+@example(encode_elements([b"abc", b"ab", b"abc"]).replace(b"\2", b"\3"), 3)  # a length that leads into the next one
 def test_invalid_lengths_are_rejected_with_the_same_message(text: bytes, count: int) -> None:
     results = []
     for min_packed in (1, NEVER):

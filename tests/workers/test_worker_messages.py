@@ -19,7 +19,7 @@ from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.text import Generation, PromptInfo, Text, Token, Tokenized, TokenSpan
 from dragoman.workers.frames import Frame, FrameKind
 from dragoman.workers.pool import Loaded
-from dragoman.workers.worker_messages import deserialize_message, serialize_message
+from dragoman.workers.worker_messages import deserialize_message, serialize_message, tensor_of_row
 from workers.test_workers_frames import every_tensor
 
 
@@ -146,6 +146,20 @@ def test_the_elements_of_a_tensor_match_its_shape(count: int) -> None:
         assert other != head
         with pytest.raises(ValueError, match=r"(expected|the shape needs) 10000.. BYTES elements, got"):
             deserialize_message([memoryview(other), *good[1:]])
+
+
+@pytest.mark.parametrize(
+    ("form", "elements", "message"),
+    [
+        ("text", ["a", b"b"], "expected text as elements of BYTES"),
+        ("bytes", [b"a", "b"], "expected bytes as elements of BYTES"),
+        ("bytes", [b"a", None], "expected bytes as elements of BYTES"),
+        ("gaps", [b"a", b"b"], "unknown form of BYTES elements 'gaps'"),
+    ],
+)
+def test_the_elements_of_a_tensor_have_its_form(form: str, elements: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tensor_of_row(("y", "BYTES", form, (2,), None, elements), iter(()))
 
 
 def packed(shape: list[int]) -> bytes:

@@ -205,8 +205,8 @@ def map_in_threads(
             pending.remove(future)
             yield run.count(future.result())
     finally:
-        executor.shutdown(wait=False, cancel_futures=True)  # first: a thread whose call ends would begin the next one
         interrupt()
+        executor.shutdown(wait=False, cancel_futures=True)
         run.close()
 
 
