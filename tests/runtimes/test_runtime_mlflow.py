@@ -149,6 +149,8 @@ def test_columns_of_lists_and_objects_are_json(tmp_path: Path) -> None:
     assert result["as"].tolist() == ["[1.5, 2.0]", "[3.0]"]
     with pytest.raises(InvalidInput, match="expected JSON in each element"):
         _infer(model, {"a": ["[1.5, 2.0", "[3.0]"]})
+    with pytest.raises(InvalidInput, match="expected JSON in each element"):
+        _infer(model, {"a": ["[" * 100_000, "[3.0]"]})
     with pytest.raises(InvalidInput, match="MLflow takes no such inputs"):
         _infer(model, {"a": ['["x"]', "[3.0]"]})
 
@@ -209,6 +211,7 @@ def test_without_a_signature(tmp_path: Path) -> None:
         ({"k": "5"}, "parameter 'k': expected integer, got '5'"),
         ({"v": 3.0}, "parameter 'v': expected a JSON list of double, got 3.0"),
         ({"v": "[1"}, "parameter 'v': expected a JSON list of double"),
+        ({"v": "[" * 100_000}, "parameter 'v': expected a JSON list of double"),
     ],
 )
 def test_params_from_call_parameters(tmp_path: Path, columns: Any, expected: Any) -> None:

@@ -120,7 +120,7 @@ def _datetime(tensor: Tensor, name: str) -> Any:
 def _from_json(tensor: Tensor, name: str) -> Array:
     try:
         return object_array(map(json.loads, _text(tensor, name)), tensor.data.shape)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"input '{name}': expected JSON in each element: {error}") from error
 
 
@@ -253,10 +253,10 @@ class MlflowModel(Model):
                 if param.shape is not None and isinstance(value, str):
                     value = json.loads(value)
                 params[name] = param.validate_param_spec(value, param)
-            except (self._mlflow_error, ValueError) as error:
+            except (self._mlflow_error, ValueError, RecursionError) as error:
                 kind = getattr(param.dtype, "name", param.dtype)
                 expected = kind if param.shape is None else f"a JSON list of {kind}"
-                raise InvalidInput(f"parameter '{name}': expected {expected}, got {parameters[name]!r}") from error
+                raise InvalidInput(f"parameter '{name}': expected {expected}, got {parameters[name]!r:.100}") from error
         return params
 
     def _name_outputs(self, result: Any) -> dict[str, Array]:

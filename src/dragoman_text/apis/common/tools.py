@@ -194,7 +194,7 @@ def _input(arguments: str) -> str:
     start = _INPUT_START.match(arguments)
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         if start is None:
             return arguments
         ends = (arguments[start.end() :].rstrip("\\")[: -n or None] for n in range(6))  # without a part of an escape

@@ -118,6 +118,7 @@ async def test_grammars_are_rejected(server: TextServer, path: str) -> None:
         ('{"input": "a\\u00', "a"),
         ('{"input": "', ""),
         ('{"inp', '{"inp'),
+        ("[" * 2000, "[" * 2000),
     ],
 )
 async def test_arguments_of_any_form(arguments: str, expected: str) -> None:
