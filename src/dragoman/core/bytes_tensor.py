@@ -9,10 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from dragoman.core.datatypes import BYTES, Array, Datatype
+from dragoman.core.datatypes import BYTES, Array, Buffer, Datatype
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
-
-Buffer = bytes | bytearray | memoryview
 
 _LENGTH = struct.Struct("<I")
 _GAP = b"\0\0\0\0"  # as long as a length

@@ -16,6 +16,7 @@ from dragoman.core.errors import InvalidInput
 
 Kind = Literal["bool", "uint", "int", "float", "bytes"]
 Array = NDArray[Any]
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, eq=False)

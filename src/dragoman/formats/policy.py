@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from dragoman.formats.shared_regions import Buffer as Buffer
+from dragoman.core.datatypes import Buffer as Buffer
 from dragoman.formats.shared_regions import SharedRegions
 from dragoman.settings import ProtocolOptions
 from dragoman.system.trace_settings import TraceSettings

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary, finalize
 
+from dragoman.core.datatypes import Buffer
 from dragoman.core.errors import AlreadyLoaded, InvalidInput, ModelNotFound, NotSupported
 from dragoman.core.options import suggestion
 
-Buffer = bytes | bytearray | memoryview
 REGION = "shared_memory_region"
 SIZE = "shared_memory_byte_size"
 _PREFIX = "shared_memory_"
