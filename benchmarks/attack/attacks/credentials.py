@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -153,29 +153,24 @@ def _tokens_of_one_address(target: Target) -> str:
     return _one_address(target, wrong, lambda: _token(f"user {next(numbers)}"))
 
 
+_small = partial(Attack, token=_KEY, body_bytes=1 << 20)
 ATTACKS = (
-    Attack(
+    _small(
         name="keys-many-addresses",
         about=f"wrong keys from {_ADDRESSES:,} addresses",
         run=_many_addresses,
         options=("--api-key", _KEY),
-        token=_KEY,
-        body_bytes=1 << 20,
     ),
-    Attack(
+    _small(
         name="keys-one-address",
         about=f"wrong keys on {_THREADS} connections, from the address of clients with a right one",
         run=_keys_of_one_address,
         options=("--api-key", _KEY),
-        token=_KEY,
-        body_bytes=1 << 20,
     ),
-    Attack(
+    _small(
         name="tokens-one-address",
         about=f"wrong tokens on {_THREADS} connections, from the address of clients with right, new ones",
         run=_tokens_of_one_address,
         prepare=_prepare_tokens,
-        token=_KEY,
-        body_bytes=1 << 20,
     ),
 )

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -132,33 +133,25 @@ def _load_adapters(target: Target) -> str:
     return f"{_LOADS} loads ({dict(answers)}); completions of the base model took up to {max(waits):.0f} ms"
 
 
-_BOTH = ("doubled", _MODEL)
+# `body_bytes` is a quarter of what stored responses may take.
+_kept = partial(Attack, models=("doubled", _MODEL), token=KEYS["honest"], body_bytes=16 << 20)
 ATTACKS = (
-    Attack(
+    _kept(
         name="stored-responses",
         about=f"{_RESPONSES:,} responses that are stored, of one key",
         run=_store_responses,
-        models=_BOTH,
         prepare=key_flags,
-        token=KEYS["honest"],
-        body_bytes=16 << 20,  # a quarter of what stored responses may take
     ),
-    Attack(
+    _kept(
         name="stored-results",
         about=f"{_RESULTS:,} asynchronous calls of one key, of which no result is fetched",
         run=_start_results,
-        models=_BOTH,
         prepare=key_flags,
-        token=KEYS["honest"],
-        body_bytes=16 << 20,
     ),
-    Attack(
+    _kept(
         name="stored-adapters",
         about=f"{_LOADS} loads of LoRA adapters, a good one under many names and broken ones",
         run=_load_adapters,
-        models=_BOTH,
         prepare=_prepare_adapters,
-        token=KEYS["honest"],
-        body_bytes=16 << 20,
     ),
 )
