@@ -8,18 +8,12 @@ from typing import Any, Self, Unpack
 
 from dragoman.access.control import AccessControl
 from dragoman.access.refresh import AccessRefresher
+from dragoman.assembly import access_control, load_protocols, make_observation, transport_limits, with_pages
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for, spec_of_object
-from dragoman.server_transports import (
-    access_control,
-    check_settings,
-    load_protocols,
-    make_observation,
-    transport_limits,
-    with_pages,
-)
+from dragoman.server_transports import check_settings
 from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system.trace_settings import TraceSettings

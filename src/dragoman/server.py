@@ -14,17 +14,12 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from dragoman import plugins
+from dragoman.assembly import http_addresses, open_hosts
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for, spec_of_object
-from dragoman.server_transports import (
-    ServerTransports,
-    http_addresses,
-    make_kafka_input,
-    make_worker_port,
-    open_hosts,
-)
+from dragoman.server_transports import ServerTransports, make_kafka_input, make_worker_port
 from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system import event_loop, logs

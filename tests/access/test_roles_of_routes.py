@@ -1,6 +1,6 @@
 """The role that each route and method needs."""
 
-from dragoman.server_transports import load_protocols
+from dragoman.assembly import load_protocols
 from dragoman.settings import Settings
 
 ROLES = {

@@ -4,10 +4,10 @@ import re
 import tomllib
 from pathlib import Path
 
+from dragoman.assembly import access_control, load_protocols, with_pages
 from dragoman.core import errors
 from dragoman.core.datatypes import DATATYPES
 from dragoman.processes.server_process import process_metrics
-from dragoman.server_transports import access_control, load_protocols, with_pages
 from dragoman.settings import Settings
 from dragoman.transports.recent_requests import RecentRequests
 

@@ -33,7 +33,7 @@ def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
 @pytest.fixture
 async def limited(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dragoman.Server]:
     """Run a server whose process has opened all file descriptors for ordinary connections."""
-    monkeypatch.setattr("dragoman.server_transports.open_files_limit", lambda: FILES)
+    monkeypatch.setattr("dragoman.assembly.open_files_limit", lambda: FILES)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", header_timeout_s=60.0) as server:
         with ExitStack() as stack:
             while (number := os.dup(0)) < FILES:
@@ -147,7 +147,7 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_requests_are_answered_while_file_descriptors_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.server_transports.open_files_limit", lambda: 4096)
+    monkeypatch.setattr("dragoman.assembly.open_files_limit", lambda: 4096)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline") as server:
         response = await RestServer(server.http_ports[0], server).request("POST", INFER, BODY)
         assert response.json["outputs"][0]["data"] == [2.0, 4.0, 6.0]

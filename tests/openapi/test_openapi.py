@@ -10,7 +10,7 @@ from schemathesis.openapi import from_dict
 
 import dragoman
 from access.access_models import Doubler, KeyFile, bearer
-from dragoman.server_transports import load_protocols
+from dragoman.assembly import load_protocols
 from dragoman.settings import Settings
 from openapi.fuzz import described_server
 from rest.rest_server import serving

@@ -12,21 +12,13 @@ from typing import Any
 
 from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.grants import Grant
+from dragoman.assembly import Address, load_protocols, transport_limits
 from dragoman.core.metrics import Family
 from dragoman.core.record_calls import FindRequests
 from dragoman.engine.engine import Engine
 from dragoman.processes.model_copies import CopiedModels
 from dragoman.processes.server_process import ProcessService, ServerProcess, process_metrics
-from dragoman.server_transports import (
-    Address,
-    Ports,
-    ServerTransports,
-    StoredResultCall,
-    check_settings,
-    configured_ports,
-    load_protocols,
-    transport_limits,
-)
+from dragoman.server_transports import Ports, ServerTransports, StoredResultCall, check_settings, configured_ports
 from dragoman.settings import Settings
 from dragoman.system.sockets import address_error, can_share_ports
 from dragoman.system.threads import cores

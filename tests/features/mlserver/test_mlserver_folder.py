@@ -17,12 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from dragoman.assembly import load_protocols, protocol_policy
 from dragoman.core.calls import DescribeModels
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.engine_setup import settings_for
 from dragoman.protocols.custom_handlers import check_headers
 from dragoman.protocols.wire import HttpRequest, PreliminaryCall
-from dragoman.server_transports import load_protocols, protocol_policy
 from dragoman.settings import parse_settings
 from dragoman_mlserver.mlserver.grpc import (
     GRPCInferenceServiceStub,

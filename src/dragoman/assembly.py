@@ -1,0 +1,216 @@
+"""Parts of a server that its settings name: protocols, access control, limits and records of requests."""
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from dragoman import hooks, plugins
+from dragoman._version import __version__
+from dragoman.access.control import AccessControl, AccessRules
+from dragoman.access.sites import ANY_HOST, SiteRules
+from dragoman.access.tokens import TokenRules, TokenVerifier
+from dragoman.core.errors import InvalidInput
+from dragoman.core.options import split_list, values
+from dragoman.formats.policy import CREDENTIALS, Policy
+from dragoman.formats.shared_regions import SharedRegions
+from dragoman.protocols.console.routes import with_console
+from dragoman.protocols.custom_handlers import prefer_handlers
+from dragoman.protocols.openapi import routes as openapi
+from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod, HttpProtocol, Route
+from dragoman.settings import ProtocolOptions, Settings, TransportOptions
+from dragoman.system.process import open_files_limit
+from dragoman.system.trace_context import is_tracing_enabled, make_sampler
+from dragoman.system.trace_settings import TraceSettings
+from dragoman.transports.limits import Cors, Limits
+from dragoman.transports.observation import Observation, RequestLog
+from dragoman.transports.recent_requests import RecentRequests, RequestLogs
+
+log = logging.getLogger("dragoman.server")
+
+Address = tuple[str, int]
+
+
+def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> tuple[list[Any], list[Any]]:
+    """Return the protocols of the settings: those over HTTP, and those over gRPC; they may change `traces`.
+
+    Those of features that are not installed, which is logged, are left out.
+    """
+    missing = hooks.missing_names("protocols")
+    asked = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
+    names = [name for name in asked if name not in missing]
+    policy = protocol_policy(settings, traces)
+    protocols: list[Any] = [replace(plugins.find("protocols", name)(policy), key=name) for name in names]
+    http = [p for p in protocols if hasattr(p, "routes")]
+    if settings.responses_as == "mlserver":
+        http = prefer_handlers(http, policy, needs_keys=settings.needs_keys)
+    return http, [p for p in protocols if hasattr(p, "methods")]
+
+
+def protocol_policy(settings: Settings, traces: TraceSettings | None = None) -> Policy:
+    headers = split_list(settings.forward_headers.lower())
+    for secret in CREDENTIALS & {*headers}:
+        raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
+    if settings.shared_memory and settings.processes != 1:
+        raise InvalidInput(f"setting 'shared_memory': expected processes 1, got {settings.processes}")
+    regions = SharedRegions(settings.max_body_bytes) if settings.shared_memory else None
+    own = (traces or TraceSettings()) if settings.processes == 1 else None
+    return Policy(**values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own)
+
+
+def with_pages(
+    http: Sequence[HttpProtocol],
+    settings: Settings,
+    access: AccessControl,
+    recent: RecentRequests | None = None,
+) -> list[HttpProtocol]:
+    """Return the protocols of an address, those that describe them, and the console, which shows recent requests."""
+    root_path = transport_limits(settings).root_path
+    own = openapi.protocol(
+        http, version=__version__, root_path=root_path, is_guarded=access.is_guarded, has_page=settings.web_pages
+    )
+    return with_console([*http, own], recent) if settings.web_pages else [*http, own]
+
+
+def split_routes(
+    http: Sequence[HttpProtocol], grpc: Sequence[GrpcProtocol], *, administrative: bool
+) -> tuple[list[HttpProtocol], list[GrpcProtocol]]:
+    """Return the protocols with the routes of the admin port, or with all others. Both have the health checks.
+
+    The admin port also describes models, and has no inference.
+    """
+
+    def is_on(route: Route | GrpcMethod | GrpcStreamMethod) -> bool:
+        if getattr(route, "health", False):
+            return True
+        is_administrative = route.role == "admin" or getattr(route, "is_administrative", False)
+        return is_administrative or route.role == "read" if administrative else not is_administrative
+
+    https = [
+        replace(p, routes=tuple(filter(is_on, p.routes)), fallback=None if administrative else p.fallback) for p in http
+    ]
+    return https, [replace(p, methods=tuple(filter(is_on, p.methods))) for p in grpc]
+
+
+def access_control(settings: Settings, processes: int = 1, *, is_asgi: bool = False) -> AccessControl:
+    """Return what decides about requests. Raises InvalidInput for invalid files.
+
+    Each of `processes` processes allows its share of failed attempts. is_asgi: another server listens, whose
+    addresses are not known.
+    """
+    allowed_hosts = split_list(settings.allowed_hosts)
+    if not allowed_hosts and (is_asgi or open_hosts(settings)):
+        allowed_hosts = ANY_HOST
+    sites = SiteRules(allowed_hosts=allowed_hosts, allows_origin=_cors(settings).allows)
+    tokens = None
+    if settings.jwt_jwks:
+        claims = {"roles_claim": settings.jwt_roles_claim, "models_claim": settings.jwt_models_claim}
+        tokens = TokenVerifier(
+            TokenRules(jwks=settings.jwt_jwks, issuer=settings.jwt_issuer, audience=settings.jwt_audience, **claims)
+        )
+    return AccessControl(
+        AccessRules(
+            keys_file=settings.api_keys,
+            api_key=settings.api_key,
+            control_token=settings.control_token,
+            control_loopback=settings.control_loopback,
+            control_open=settings.control_open,
+            sites=sites,
+            tokens=tokens,
+            failures_per_minute=settings.auth_failures_per_minute / processes,
+        )
+    )
+
+
+def transport_limits(settings: Settings) -> Limits:
+    fields = values(TransportOptions, settings)
+    root = settings.root_path.strip("/")
+    fields |= {"root_path": f"/{root}" if root else "", "max_open_files": open_files_limit()}
+    return Limits(**fields, cors=_cors(settings))
+
+
+def _cors(settings: Settings) -> Cors:
+    lists = {n: split_list(getattr(settings, f"cors_{n}")) for n in ("origins", "methods", "headers", "expose")}
+    try:
+        return Cors(
+            **lists,
+            origin_regex=settings.cors_origin_regex,
+            credentials=settings.cors_credentials,
+            max_age_s=settings.cors_max_age_s,
+        )
+    except re.error as error:
+        raise InvalidInput(f"setting 'cors_origin_regex': expected a regular expression: {error}") from error
+
+
+def make_observation(settings: Settings, traces: TraceSettings, recent: RecentRequests) -> Any:
+    """Return what observes requests: the access log, the recent requests and traces by these settings; None without
+    them.
+
+    Raises InvalidInput if the access log cannot be opened or traces cannot be exported.
+    """
+    logs: list[RequestLog] = [recent] if recent.size else []
+    tracer = None
+    if settings.access_log:
+        from dragoman.transports.access_log import AccessLog
+
+        logs.append(AccessLog(settings.access_log, settings.access_log_format or settings.log_format))
+    if settings.tracing_endpoint or is_tracing_enabled(os.environ):
+        tracer = _make_tracer(settings)
+    if not logs and tracer is None:
+        return None
+    sampler = None if tracer is None else make_sampler(settings.tracing_ratio, os.environ)
+    return Observation(RequestLogs(logs) if len(logs) > 1 else next(iter(logs), None), tracer, sampler, traces)
+
+
+def _make_tracer(settings: Settings) -> Any:
+    """Return the tracer; None with a warning if only OpenTelemetry's variables ask for it and it is not installed.
+
+    Such variables are often set for all containers of a cluster. Raises InvalidInput.
+    """
+    endpoint = settings.tracing_endpoint
+    if endpoint and (urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc):
+        raise InvalidInput(f"setting 'tracing_endpoint': expected http://host:port or https://, got {endpoint!r}")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in (None, "http/protobuf") and not endpoint:
+        log.warning("no traces: OTEL_EXPORTER_OTLP_PROTOCOL: expected http/protobuf, got %r", protocol)
+        return None
+    try:
+        from dragoman.transports.tracing import Tracer
+    except ModuleNotFoundError as error:
+        hint = "traces need OpenTelemetry: pip install 'dragoman[tracing]'"
+        if endpoint:
+            raise InvalidInput(f"setting 'tracing_endpoint': {hint}") from error
+        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set; %s", hint)
+        return None
+    return Tracer(endpoint, "https" if settings.tls_cert else "http")
+
+
+def http_addresses(settings: Settings) -> list[Address]:
+    addresses = [(settings.host, settings.http_port)]
+    if settings.umbridge_port >= 0:
+        addresses.append((settings.host, settings.umbridge_port))
+    for text in split_list(settings.http_also):
+        name, _, port = text.rpartition(":")
+        host = name.strip("[]")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise InvalidInput(f"setting 'http_also': expected host:port, got {text!r}")
+        addresses.append((host, int(port)))
+    return addresses
+
+
+def open_hosts(settings: Settings) -> list[str]:
+    """Return the addresses of the settings that other machines may reach."""
+    admin = [settings.admin_host] if settings.admin_port >= 0 and settings.admin_host else []
+    named = {host for host, _ in http_addresses(settings)} | {*admin}
+    return sorted(host for host in named if not _is_loopback(host))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a host name
+        return False
