@@ -68,6 +68,7 @@ def subjects(core: int | None, names: Sequence[str]) -> Iterator[list[Subject]]:
 async def bare(port: int) -> None:
     """Serve HTTP without an engine: the endpoint returns the body."""
     from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
+    from dragoman.transports.application import Application
     from dragoman.transports.http_server import HttpServer
     from dragoman.transports.limits import Limits
 
@@ -80,7 +81,7 @@ async def bare(port: int) -> None:
     table = HttpProtocol("echo", (Route("POST", "/v2/models/{model}/infer", echo),), error_response)
     engine: Any = None  # not used
     limits = Limits(compress_responses=False)
-    await HttpServer(engine, (table,), limits=limits).start([("127.0.0.1", port)])
+    await HttpServer(Application(engine, (table,), limits)).start([("127.0.0.1", port)])
     await asyncio.Event().wait()
 
 

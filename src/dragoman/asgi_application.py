@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from dragoman.access.control import AccessControl
-from dragoman.access.refresh import AccessRefresher
-from dragoman.assembly import access_control, load_protocols, make_observation, transport_limits, with_pages
+from dragoman.assembly import Assembly, load_protocols
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
@@ -19,9 +17,6 @@ from dragoman.settings_arguments import SettingsArguments
 from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.application import Application
 from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond
-from dragoman.transports.bodies import BodyMemory
-from dragoman.transports.executor import MessageExecutor
-from dragoman.transports.recent_requests import RecentRequests
 
 log = logging.getLogger("dragoman.server")
 
@@ -40,7 +35,6 @@ class AsgiApplication:
         self._paths, self._objects = paths, objects
         self._traces = TraceSettings()
         self._protocols = load_protocols(settings, self._traces)[0]
-        self._limits = transport_limits(settings)
         self._next: Engine | None = make_engine(paths, objects, settings)  # reports errors at once
         self._running: _Running | None = None
 
@@ -73,15 +67,10 @@ class AsgiApplication:
             )
         if running is None or running.loop is not loop or running.task.done():
             engine, self._next = self._next or make_engine(self._paths, self._objects, self.settings), None
-            access = access_control(self.settings, is_asgi=True)
-            engine.metric_sources.append(access.families)
-            recent = RecentRequests(self.settings.recent_requests)
-            protocols = with_pages(self._protocols, self.settings, access, recent)
-            executor = MessageExecutor(BodyMemory(self._limits.max_bodies_bytes), self._limits.max_loop_delay_s)
-            executor.observation = make_observation(self.settings, self._traces, recent)
-            application = Application(engine, protocols, self._limits, executor, access)
-            engine.metric_sources.append(application.executor.metrics)
-            running = self._running = _Running(engine, application, access, self.settings.drain_s)
+            assembly = Assembly(self.settings, self._traces, is_asgi=True)
+            engine.metric_sources.append(assembly.metrics)
+            application = assembly.application(engine, self._protocols)
+            running = self._running = _Running(engine, application, assembly, self.settings.drain_s)
         return running
 
     async def _stop(self) -> None:
@@ -111,11 +100,11 @@ class AsgiApplication:
 class _Running:
     """An engine in the event loop that runs it. Its task closes the engine, also if the loop ends and cancels it."""
 
-    def __init__(self, engine: Engine, application: Application, access: AccessControl, drain_s: float) -> None:
+    def __init__(self, engine: Engine, application: Application, assembly: Assembly, drain_s: float) -> None:
         self.loop = asyncio.get_running_loop()
         self.application = application
         self._engine = engine
-        self._access = access
+        self._assembly = assembly
         self._drain_s = drain_s
         self._stopping = asyncio.Event()
         self._loading = self.loop.create_task(engine.start())
@@ -134,8 +123,7 @@ class _Running:
         await self.task
 
     async def _run(self) -> None:
-        refresher = AccessRefresher(self._access)
-        refresher.start()
+        self._assembly.refresher.start()
         try:
             try:
                 await self._loading
@@ -149,10 +137,8 @@ class _Running:
             except TimeoutError:
                 log.warning("calls were still running after %g s and are cancelled", self._drain_s)
         finally:
-            await refresher.stop()
             await self._engine.close()
-            if self.application.executor.observation is not None:
-                await asyncio.to_thread(self.application.executor.observation.close)
+            await self._assembly.close()
 
 
 def _is_health_check(application: Application, scope: Scope) -> bool:

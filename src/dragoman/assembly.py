@@ -1,5 +1,6 @@
 """Parts of a server that its settings name: protocols, access control, limits and records of requests."""
 
+import asyncio
 import logging
 import os
 import re
@@ -12,10 +13,13 @@ from urllib.parse import urlsplit
 from dragoman import hooks, plugins
 from dragoman._version import __version__
 from dragoman.access.control import AccessControl, AccessRules
+from dragoman.access.refresh import AccessRefresher
 from dragoman.access.sites import ANY_HOST, SiteRules
 from dragoman.access.tokens import TokenRules, TokenVerifier
 from dragoman.core.errors import InvalidInput
+from dragoman.core.metrics import Family
 from dragoman.core.options import split_list, values
+from dragoman.engine.call_handler import CallHandler
 from dragoman.formats.policy import CREDENTIALS, Policy
 from dragoman.formats.shared_regions import SharedRegions
 from dragoman.protocols.console.routes import with_console
@@ -26,6 +30,9 @@ from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system.process import open_files_limit
 from dragoman.system.trace_context import is_tracing_enabled, make_sampler
 from dragoman.system.trace_settings import TraceSettings
+from dragoman.transports.application import Application
+from dragoman.transports.bodies import BodyMemory
+from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Cors, Limits
 from dragoman.transports.observation import Observation, RequestLog
 from dragoman.transports.recent_requests import RecentRequests, RequestLogs
@@ -33,6 +40,41 @@ from dragoman.transports.recent_requests import RecentRequests, RequestLogs
 log = logging.getLogger("dragoman.server")
 
 Address = tuple[str, int]
+
+
+class Assembly:
+    """What the requests of one event loop share, whatever receives them: limits, access, memory and their record.
+
+    processes: how many processes listen. is_asgi: another server listens, whose addresses are not known.
+    Raises InvalidInput for an invalid setting.
+    """
+
+    def __init__(self, settings: Settings, traces: TraceSettings, *, processes: int = 1, is_asgi: bool = False) -> None:
+        self._settings = settings
+        self.limits = replace(transport_limits(settings), keeps_answers=processes == 1)
+        self.access = access_control(settings, processes, is_asgi=is_asgi)
+        self.recent = RecentRequests(settings.recent_requests, is_partial=processes > 1)
+        self.executor = MessageExecutor(BodyMemory(self.limits.max_bodies_bytes), self.limits.max_loop_delay_s)
+        self.executor.observation = make_observation(settings, traces, self.recent)
+        self.refresher = AccessRefresher(self.access)
+
+    def application(
+        self, engine: CallHandler, http: Sequence[HttpProtocol], *, shows_requests: bool = True
+    ) -> Application:
+        """Return the application of an address with its pages; its console may show recent requests."""
+        pages = with_pages(http, self._settings, self.access, self.recent if shows_requests else None)
+        return Application(engine, pages, self.limits, self.executor, self.access)
+
+    def metrics(self) -> tuple[Family, ...]:
+        """Return the metrics of requests and connections, and of denied requests unless every request is open."""
+        return (*self.executor.metrics(), *self.access.families())
+
+    async def close(self) -> None:
+        """Write what is not yet logged. Nothing may be received any more."""
+        await self.refresher.stop()
+        self.access.refusals.flush()
+        if self.executor.observation is not None:
+            await asyncio.to_thread(self.executor.observation.close)
 
 
 def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> tuple[list[Any], list[Any]]:

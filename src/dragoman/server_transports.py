@@ -2,34 +2,32 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dragoman import plugins
-from dragoman.access.control import AccessControl
-from dragoman.access.refresh import AccessRefresher
 from dragoman.assembly import (
     Address,
+    Assembly,
     access_control,
     http_addresses,
     load_protocols,
-    make_observation,
     protocol_policy,
     split_routes,
     transport_limits,
-    with_pages,
 )
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.core.options import KafkaOptions, values
+from dragoman.core.record_calls import FindRequests
 from dragoman.engine.call_handler import CallHandler
+from dragoman.protocols.wire import GrpcProtocol, HttpProtocol
 from dragoman.settings import Settings
 from dragoman.system.trace_settings import TraceSettings
+from dragoman.transports.application import Application
 from dragoman.transports.async_results import StoredResultCall as StoredResultCall
-from dragoman.transports.bodies import BodyMemory
-from dragoman.transports.executor import MessageExecutor
-from dragoman.transports.limits import Limits
-from dragoman.transports.recent_requests import RecentRequests
+from dragoman.transports.grpc.calls import GrpcServer
+from dragoman.transports.http_server import HttpServer
 from dragoman.transports.tls import TlsFiles
 
 
@@ -56,14 +54,10 @@ class ServerTransports:
     def __init__(self, engine: CallHandler, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
-        self._http: Any = None
-        self._grpc: Any = None
-        self._admin: Any = None
-        self._refresher = AccessRefresher(None)
-        self.access: AccessControl | None = None  # until it is started
-        self._tls: TlsFiles | None = None
-        self._executor: Any = None
-        self.recent = RecentRequests(0)
+        self._http: HttpServer | None = None
+        self._grpc: GrpcServer | None = None
+        self._admin: HttpServer | None = None
+        self.assembly: Assembly | None = None  # until it is started
         self.http_ports: list[int] = []
         self.grpc_port = self.admin_port = -1
         self.http_protocols: list[str] = []
@@ -77,66 +71,52 @@ class ServerTransports:
         settings, traces = self._settings, TraceSettings()
         http, grpc = load_protocols(settings, traces)
         ports = ports or configured_ports(settings, http, grpc)
-        tls, access = tls_files(settings), access_control(settings, ports.processes)
+        tls = tls_files(settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
-        limits = replace(transport_limits(settings), keeps_answers=not ports.is_shared)
-        self._executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes), settings.max_loop_delay_s)
-        recent = self.recent = RecentRequests(settings.recent_requests, is_partial=ports.is_shared)
-        self._executor.observation = make_observation(settings, traces, recent)
-        self._tls, self.access = tls, access
-        self._refresher = AccessRefresher(access)
+        assembly = self.assembly = Assembly(settings, traces, processes=ports.processes)
         if tls is not None:
-            self._refresher.add(tls.files, tls.reload)
+            assembly.refresher.add(tls.files, tls.reload)
+
+        def http_server(
+            http: Sequence[HttpProtocol], grpc: Sequence[GrpcProtocol], *, shows_requests: bool
+        ) -> HttpServer:
+            application = assembly.application(self._engine, http, shows_requests=shows_requests)
+            services = grpc if settings.grpc_port >= 0 else ()
+            return HttpServer(application, services, tls=tls.context() if tls is not None else None)
+
         open_http, open_grpc = http, grpc
         if ports.admin:
             open_http, open_grpc = split_routes(http, grpc, administrative=False)
-            self._admin = self._http_server(*split_routes(http, grpc, administrative=True), limits, recent)
+            self._admin = http_server(*split_routes(http, grpc, administrative=True), shows_requests=True)
             (self.admin_port,) = await self._admin.start(ports.admin, shared=ports.is_shared)
         if ports.http:
-            self._http = self._http_server(open_http, open_grpc, limits, None if ports.admin else recent)
+            self._http = http_server(open_http, open_grpc, shows_requests=not ports.admin)
             self.http_ports = await self._http.start(ports.http, shared=ports.is_shared)
         for host, port in ports.grpc:
-            from dragoman.transports.grpc.calls import GrpcServer
-
-            # The listener sets ALPN of its context, so HTTP and gRPC have one each.
-            context, executor = tls.context() if tls is not None else None, self._executor
             self._grpc = GrpcServer(
-                self._engine, open_grpc, limits=limits, tls=context, executor=executor, access=access
+                self._engine,
+                open_grpc,
+                limits=assembly.limits,
+                tls=tls.context() if tls is not None else None,  # of its own: the listener sets ALPN
+                executor=assembly.executor,
+                access=assembly.access,
             )
             self.grpc_port = await self._grpc.start(host, port, shared=ports.is_shared)
-        self._refresher.start()
-
-    def _http_server(
-        self, http: Sequence[Any], grpc: Sequence[Any], limits: Limits, recent: RecentRequests | None
-    ) -> Any:
-        from dragoman.transports.http_server import HttpServer
-
-        assert self.access is not None
-        return HttpServer(
-            self._engine,
-            with_pages(http, self._settings, self.access, recent),
-            limits=limits,
-            tls=self._tls.context() if self._tls is not None else None,
-            grpc=grpc if self._settings.grpc_port >= 0 else (),
-            executor=self._executor,
-            access=self.access,
-        )
+        assembly.refresher.start()
 
     def reload(self) -> None:
         """Read the files of keys and certificates again."""
-        self._refresher.reload()
-
-    def application(self, http: Sequence[Any], limits: Limits) -> Any:
-        """Return an application for HTTP requests that other processes receive."""
-        from dragoman.transports.application import Application
-
-        return Application(self._engine, http, limits)
+        if self.assembly is not None:
+            self.assembly.refresher.reload()
 
     def metrics(self) -> tuple[Family, ...]:
         """Return the metrics of requests and connections, and of denied requests unless every request is open."""
-        denied = self.access.families() if self.access is not None else ()
-        return (*(() if self._executor is None else self._executor.metrics()), *denied)
+        return () if self.assembly is None else self.assembly.metrics()
+
+    def find_requests(self, query: FindRequests) -> list[dict[str, Any]]:
+        """Return recent requests of this process, newest first."""
+        return [] if self.assembly is None else self.assembly.recent.find(query)
 
     def begin_drain(self) -> None:
         """Close idle connections, and all others after their next response; new ones are still accepted."""
@@ -149,13 +129,10 @@ class ServerTransports:
 
     async def stop(self, grace_s: float) -> None:
         """Accept no connections and let requests in flight finish, for at most `grace_s` seconds."""
-        await self._refresher.stop()
-        if self.access is not None:
-            self.access.refusals.flush()
         servers = (self._http, self._grpc, self._admin)
         await asyncio.gather(*(server.stop(grace_s) for server in servers if server is not None))
-        if self._executor is not None and self._executor.observation is not None:
-            await asyncio.to_thread(self._executor.observation.close)
+        if self.assembly is not None:
+            await self.assembly.close()
 
 
 def configured_ports(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Ports:
@@ -196,7 +173,6 @@ def make_kafka_input(engine: CallHandler, settings: Settings) -> Any:
     """Return the `KafkaInput`, None if it is off. Raises InvalidInput."""
     if not settings.kafka_servers:
         return None
-    from dragoman.transports.application import Application
     from dragoman.transports.kafka import KafkaInput
 
     protocol = plugins.find("protocols", "oip_rest")(protocol_policy(settings))

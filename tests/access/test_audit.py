@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 
 import dragoman
@@ -237,6 +238,19 @@ async def test_refused_streams_and_lists(lines: Lines, keys: KeyFile) -> None:
             refused(403, "Generate ReverseModel", "bound"),
             refused(403, "Measure", "bound"),
         ]
+
+
+@pytest.mark.parametrize("is_asgi", [False, True])
+async def test_refusals_that_are_counted_are_logged_at_the_end(lines: Lines, keys: KeyFile, is_asgi: bool) -> None:
+    if is_asgi:
+        app: Any = dragoman.asgi(Doubler, api_keys=str(keys.path))
+        async with app, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            statuses = [(await client.post(INFER, content=BODY)).status_code for _ in range(3)]
+    else:
+        async with serving(Doubler, api_keys=str(keys.path)) as server:
+            statuses = [(await server.request("POST", INFER, BODY)).status for _ in range(3)]
+    assert statuses == [401] * 3
+    assert [line.get("times") for line in lines.take()] == [None, 2]
 
 
 async def test_control_that_is_off(lines: Lines) -> None:

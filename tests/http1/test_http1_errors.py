@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
+from dragoman.transports.application import Application
 from dragoman.transports.http1.response_writer import StreamFlushes
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
@@ -56,7 +57,7 @@ TABLE = HttpProtocol(
 @pytest_asyncio.fixture
 async def port() -> AsyncIterator[int]:
     engine: Any = None  # not called
-    server = HttpServer(engine, (TABLE,), limits=Limits())
+    server = HttpServer(Application(engine, (TABLE,), Limits()))
     (found,) = await server.start([("127.0.0.1", 0)])
     yield found
     await server.stop(0.0)

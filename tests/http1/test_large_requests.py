@@ -15,6 +15,7 @@ import uvloop
 
 from dragoman.core.sizes import INLINE, THREAD
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
+from dragoman.transports.application import Application
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 
@@ -58,7 +59,7 @@ async def port(iterations: Endpoint) -> AsyncIterator[int]:
         lambda error, _: json_response({"error": str(error)}, getattr(error, "status", 500)),
     )
     # There is memory for the concurrent bodies and no further one.
-    server = HttpServer(engine, (table,), limits=Limits(max_bodies_bytes=CLIENTS * (len(BODY) + 1024)))
+    server = HttpServer(Application(engine, (table,), Limits(max_bodies_bytes=CLIENTS * (len(BODY) + 1024))))
     (found,) = await server.start([("127.0.0.1", 0)])
     yield found
     await server.stop(0.0)
@@ -133,7 +134,7 @@ async def test_long_texts_are_parsed_in_a_thread(
 ) -> None:
     table = HttpProtocol("test", (Route("POST", "/", iterations.answer),), lambda error, _: json_response({}, 500))
     engine: Any = None
-    server = HttpServer(engine, (table,), limits=Limits())
+    server = HttpServer(Application(engine, (table,), Limits()))
     (port,) = await server.start([("127.0.0.1", 0)])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = gzip.compress(bytes(size)) if compressed else bytes(size)
@@ -151,7 +152,7 @@ def test_concurrent_connections_are_accepted_in_few_iterations() -> None:
     async def run() -> list[int]:
         iterations, engine = Endpoint(), cast("Any", None)
         table = HttpProtocol("test", (Route("GET", "/", iterations.answer),), lambda error, _: json_response({}, 500))
-        server = HttpServer(engine, (table,), limits=Limits())
+        server = HttpServer(Application(engine, (table,), Limits()))
         (port,) = await server.start([("127.0.0.1", 0)])
         opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
         for each in opened:

@@ -24,6 +24,7 @@ from dragoman.protocols.wire import (
     json_response,
 )
 from dragoman.system.coroutines import begin
+from dragoman.transports.application import Application
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 
@@ -80,7 +81,7 @@ async def port(lifetime_probe: LifetimeProbe) -> AsyncIterator[int]:
     routes = (Route("POST", "/", lifetime_probe.send_request),)
     table = HttpProtocol("test", routes, lambda error, _: json_response({"error": str(error)}, 500))
     engine: Any = lifetime_probe
-    server = HttpServer(engine, (table,), limits=Limits())
+    server = HttpServer(Application(engine, (table,), Limits()))
     (found,) = await server.start([("127.0.0.1", 0)])
     yield found
     await server.stop(0.0)

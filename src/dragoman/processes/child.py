@@ -44,7 +44,7 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
     transports = ServerTransports(copies, settings)
     engine.begin_drain = transports.begin_drain
     engine.set_copies = copies.set_table
-    engine.find_requests = lambda query: transports.recent.find(query)
+    engine.find_requests = transports.find_requests
     engine.measure = lambda: ProcessMetrics(
         (*transports.metrics(), *copies.gauges()),
         process.resource_usage(),

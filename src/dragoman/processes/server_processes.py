@@ -22,6 +22,7 @@ from dragoman.server_transports import Ports, ServerTransports, StoredResultCall
 from dragoman.settings import Settings
 from dragoman.system.sockets import address_error, can_share_ports
 from dragoman.system.threads import cores
+from dragoman.transports.application import Application
 from dragoman.workers.supervisor import Supervisor
 
 log = logging.getLogger("dragoman.processes")
@@ -57,7 +58,7 @@ class ServerProcesses(ServerTransports):
         shared = self._is_complete, self._measure, self._fetch, limit, self._find_requests
         copies = self._update_copies, self._models.add
         self._services = [ProcessService(engine, *shared, *copies) for _ in range(count)]
-        self._application: Any = None
+        self._application: Application | None = None
         self._bound: list[socket.socket] = []
         self._is_stopping = False
         self._ports = Ports((), ())
@@ -75,7 +76,7 @@ class ServerProcesses(ServerTransports):
         settings, (http, grpc) = self._settings, load_protocols(self._settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
-        self._application = self.application(http, transport_limits(settings))
+        self._application = Application(self._engine, http, transport_limits(settings))
         check_settings(settings)  # report invalid files once, not from each process
         self._bind(ports or configured_ports(settings, http, grpc))
         await self._supervisor.start()
@@ -145,6 +146,7 @@ class ServerProcesses(ServerTransports):
 
     async def _fetch(self, call: StoredResultCall, grant: Grant) -> Any:
         """Answer a request to the async result store, which is here for all processes."""
+        assert self._application is not None
         return await self._application.stored_result_request(call.http, grant)
 
     async def _measure(self) -> None:

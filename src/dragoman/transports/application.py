@@ -117,14 +117,14 @@ class Application:
     ) -> None:
         self.limits = limits
         self.is_guarded = access is not None and access.needs_credentials
-        self._access = access
+        self.access = access
         self.unrestricted = Authorization(self)
         self.caller = ANYONE
         self._models: frozenset[str] | None = None
         self.executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes), limits.max_loop_delay_s)
         self.bodies = self.executor.bodies
         self._compress_min_bytes: float = limits.compress_min_bytes if limits.compress_responses else math.inf
-        self._engine = engine
+        self.engine = engine
         self.counters = self.executor.counters
         self._router = Router(protocols, self.counters)
         self._until_measured = SAMPLED
@@ -148,7 +148,7 @@ class Application:
         Raises Unauthorized, Forbidden, RateLimited or NotReady. Health checks and OPTIONS, which browsers send without
         credentials, are open; public paths need no credential. `address` returns the address of the client.
         """
-        access = self._access
+        access = self.access
         if access is None or match.health or match.endpoint is None:
             return Authorization(self)
         where = f"{method} {match.route}"
@@ -164,8 +164,8 @@ class Application:
         """Return this application for the holder of a key, whose requests come from an address."""
         view = object.__new__(type(self))  # in a third of the time of `copy.copy`
         vars(view).update(vars(self))
-        refusals = None if self._access is None else self._access.refusals
-        engine = view._engine = CallerEngine(self._engine, grant, address, refusals)
+        refusals = None if self.access is None else self.access.refusals
+        engine = view.engine = CallerEngine(self.engine, grant, address, refusals)
         view.caller, view._models = engine.caller, grant.models
         return view
 
@@ -194,7 +194,7 @@ class Application:
             return False
         if self.limits.cors.is_enabled and "origin" in headers:
             return False
-        return self.is_guarded or self._access is None or not self._access.has_to_check(match.role, headers)
+        return self.is_guarded or self.access is None or not self.access.has_to_check(match.role, headers)
 
     def begin(
         self, match: Match, request: HttpRequest, writer: ResponseWriter
@@ -240,12 +240,12 @@ class Application:
                 while type(progress) is PreliminaryCall:
                     if record is not None:
                         record.set_call(progress.request)
-                    begun: Any = self._engine.begin(progress.request)
+                    begun: Any = self.engine.begin(progress.request)
                     progress = progress.then(begun) if type(begun) is Response else StartedCall(progress, begun)
             if type(progress) is EngineCall:
                 if record is not None:
                     record.set_call(progress.request)
-                begun = self._engine.begin(progress.request)
+                begun = self.engine.begin(progress.request)
                 if type(begun) is not Response or weight(begun.answer) > THREAD:
                     if started_s:
                         progress = self.counters.measure_format(match.protocol.label, progress, SAMPLED)
@@ -383,7 +383,7 @@ class Application:
             if record is not None:
                 record.set_call(result.request)
             try:
-                response: Any = self._engine.begin(result.request) if begun is None else begun
+                response: Any = self.engine.begin(result.request) if begun is None else begun
                 response = response if isinstance(response, Response) else await response
             except DragomanError as error:
                 if result.format_error is None:
@@ -419,7 +419,7 @@ class Application:
             request, format_response, in_thread = progress.request, progress.format_response, progress.in_thread
             del progress
             is_of_model = isinstance(request.call, ModelCall)
-            response: Any = self._engine.begin(request) if started is None else started
+            response: Any = self.engine.begin(request) if started is None else started
             del request, started
             response = response if isinstance(response, Response) else await response
             if in_thread:
@@ -446,7 +446,7 @@ class Application:
     async def _use_store(self, result: ResultPoll | BackgroundCall, request: HttpRequest) -> HttpResponse:
         if not self.limits.keeps_answers:
             sent = msgspec.structs.replace(stored_result_request(request), models=self._models)
-            return (await self._engine.call(sent)).answer
+            return (await self.engine.call(sent)).answer
         if isinstance(result, ResultPoll):
             return self._results.poll(result, self.caller.owner)
         run = partial(self._run_in_background, result, request)
@@ -487,7 +487,7 @@ class Application:
 
     async def _stream(self, stream: HttpStream[Any], writer: ResponseWriter, context: Context) -> HttpResponse | None:
         """Send the chunks of a stream and return None, or return the response if it is a whole one."""
-        async with aclosing(self._engine.stream(stream.request)) as responses:
+        async with aclosing(self.engine.stream(stream.request)) as responses:
             # An error before the first chunk still gets a status of its own.
             first = await anext(responses, None)
             is_error = first is not None and isinstance(first.answer, DragomanError)
@@ -512,7 +512,7 @@ class Application:
                     if response is None:
                         chunk, is_last = stream.format_last_chunk(), True
                         if stream.final_request is not None:
-                            await self._engine.call(stream.final_request())
+                            await self.engine.call(stream.final_request())
                     elif weight(response.answer) <= INLINE:  # without a coroutine, which tokens do not need
                         chunk = format_chunk(response)
                     else:

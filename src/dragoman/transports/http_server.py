@@ -3,18 +3,14 @@
 import ssl
 from collections.abc import Sequence
 
-from dragoman.access.control import AccessControl
-from dragoman.engine.call_handler import CallHandler
-from dragoman.protocols.wire import GrpcProtocol, HttpProtocol
+from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.application import Application
-from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.request_reader import Http1Context
 from dragoman.transports.http2.limits import http2_limits
 from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.requests import Http2Requests
-from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 
 
@@ -22,19 +18,9 @@ class HttpServer:
     """Serves HTTP/1.1 and HTTP/2 on one or more addresses, and on the same ports the gRPC services of `grpc`."""
 
     def __init__(
-        self,
-        engine: CallHandler,
-        protocols: Sequence[HttpProtocol],
-        *,
-        limits: Limits,
-        tls: ssl.SSLContext | None = None,
-        grpc: Sequence[GrpcProtocol] = (),
-        executor: MessageExecutor | None = None,
-        access: AccessControl | None = None,
+        self, application: Application, grpc: Sequence[GrpcProtocol] = (), *, tls: ssl.SSLContext | None = None
     ) -> None:
-        self._engine = engine
-        self._application = Application(engine, protocols, limits, executor, access)
-        self._access = access
+        self._application = application
         self._tls = tls
         self._grpc = grpc
         self._calls: GrpcCalls | None = None
@@ -45,8 +31,9 @@ class HttpServer:
         application, limits = self._application, self._application.limits
         streams: Http2Requests | GrpcCalls = Http2Requests(application)
         if self._grpc:
-            executor = application.executor
-            streams = self._calls = GrpcCalls(self._engine, self._grpc, limits, executor, streams, self._access)
+            streams = self._calls = GrpcCalls(
+                application.engine, self._grpc, limits, application.executor, streams, application.access
+            )
         wires = http1(Http1Context(application)), http2(streams, http2_limits(limits), application.executor)
         self._listener = Listener(*wires, limits=limits, tls=self._tls, counters=application.counters)
         return await self._listener.start(addresses, shared=shared)
