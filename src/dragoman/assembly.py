@@ -20,6 +20,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.core.options import split_list, values
 from dragoman.engine.call_handler import CallHandler
+from dragoman.engine.model_files import response_dialect
 from dragoman.formats.policy import CREDENTIALS, Policy
 from dragoman.formats.shared_regions import SharedRegions
 from dragoman.protocols.console.routes import with_console
@@ -88,7 +89,7 @@ def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> t
     policy = protocol_policy(settings, traces)
     protocols: list[Any] = [replace(plugins.find("protocols", name)(policy), key=name) for name in names]
     http = [p for p in protocols if hasattr(p, "routes")]
-    if settings.responses_as == "mlserver":
+    if policy.dialect.handlers_first:
         http = prefer_handlers(http, policy, needs_keys=settings.needs_keys)
     return http, [p for p in protocols if hasattr(p, "methods")]
 
@@ -101,7 +102,10 @@ def protocol_policy(settings: Settings, traces: TraceSettings | None = None) -> 
         raise InvalidInput(f"setting 'shared_memory': expected processes 1, got {settings.processes}")
     regions = SharedRegions(settings.max_body_bytes) if settings.shared_memory else None
     own = (traces or TraceSettings()) if settings.processes == 1 else None
-    return Policy(**values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own)
+    dialect = response_dialect(settings.responses_as)
+    return Policy(
+        **values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own, dialect=dialect
+    )
 
 
 def with_pages(

@@ -27,7 +27,15 @@ def _unknown_to_load(model: str) -> str:
 
 
 # MLServer passes `timeout` and `priority` to the model.
-DIALECT = Dialect(timeout="none", unknown=_unknown, unknown_to_load=_unknown_to_load, unloads_unknown=False)
+DIALECT = Dialect(
+    timeout="none",
+    unknown=_unknown,
+    unknown_to_load=_unknown_to_load,
+    unloads_unknown=False,
+    handlers_first=True,
+    bare_streams=True,
+    length_shapes=True,
+)
 
 
 @dataclass(frozen=True, slots=True)

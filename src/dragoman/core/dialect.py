@@ -29,12 +29,18 @@ class Dialect:
         none is named, and the versions that are served.
     unknown_to_load: returns the error about a model that is to be loaded and does not exist.
     unloads_unknown: whether to unload a model that is not loaded succeeds.
+    handlers_first: whether custom handlers of models answer before the routes of protocols do.
+    bare_streams: whether gRPC streams of requests with typed contents carry plain responses and end with a status.
+    length_shapes: whether a single text in typed contents may have its length as its shape.
     """
 
     timeout: Literal["deadline", "queue", "none"] = "deadline"
     unknown: Callable[[str, str, Sequence[str]], str] = _unknown
     unknown_to_load: Callable[[str], str] = _unknown_to_load
     unloads_unknown: bool = True
+    handlers_first: bool = False
+    bare_streams: bool = False
+    length_shapes: bool = False
 
 
 OWN = Dialect()

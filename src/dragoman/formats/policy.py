@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from dragoman.core.datatypes import Buffer as Buffer
+from dragoman.core.dialect import OWN, Dialect
 from dragoman.formats.shared_regions import SharedRegions
 from dragoman.settings import ProtocolOptions
 from dragoman.system.trace_settings import TraceSettings
@@ -19,12 +20,14 @@ class Policy(ProtocolOptions):
     forward_headers: patterns, in lower case, of the headers that models receive.
     regions: the shared memory of clients, None if the operator has not enabled it.
     traces: which requests are traced; None if several processes answer requests, each with its own log and traces.
+    dialect: habits of another server, by the setting `responses_as`.
     irregular_texts: BYTES in JSON may hold null, and a single text may have its length as shape, as in MLServer.
     """
 
     forward_headers: tuple[str, ...] = ()
     regions: SharedRegions | None = None
     traces: TraceSettings | None = None
+    dialect: Dialect = OWN
     irregular_texts: bool = False
 
     def of(self, owner: str) -> "Policy":

@@ -74,22 +74,21 @@ def prefer_handlers(protocols: Sequence[HttpProtocol], policy: Policy, *, needs_
     """Return the protocols with custom handlers taking precedence over their routes, as in MLServer.
 
     Paths below /v2 keep their precedence, as they do in MLServer. So do health checks, which are answered beyond the
-    limits
-    and without a key. If there are API keys, only routes for the role infer are changed.
+    limits and without a key. If there are API keys, only routes for the role infer are changed.
     """
     methods: dict[str, set[str]] = defaultdict(set)
     for protocol in protocols:
-        for route in filter(_is_not_of_mlserver, protocol.routes):
+        for route in filter(_is_outside_open_inference, protocol.routes):
             methods[_path_key(route)].add(route.method)
     extended = []
     for protocol in protocols:
         routes = [
             replace(route, endpoint=partial(_call_handler_or, route.endpoint, frozenset(), policy))
-            if _is_not_of_mlserver(route) and _may_be_handler(route, needs_keys)
+            if _is_outside_open_inference(route) and _may_be_handler(route, needs_keys)
             else route
             for route in protocol.routes
         ]
-        for route in filter(_is_not_of_mlserver, protocol.routes):
+        for route in filter(_is_outside_open_inference, protocol.routes):
             known = frozenset(methods.pop(_path_key(route), _METHODS))
             endpoint = partial(_call_handler_or, None, known, policy)
             routes += [Route(method, route.pattern, endpoint, role="infer") for method in _METHODS - known]
@@ -102,7 +101,7 @@ def _path_key(route: Route) -> str:
     return re.sub(r"\{.*?\}", "{}", route.pattern)
 
 
-def _is_not_of_mlserver(route: Route) -> bool:
+def _is_outside_open_inference(route: Route) -> bool:
     return route.pattern != _OPEN_INFERENCE and not route.pattern.startswith(f"{_OPEN_INFERENCE}/")
 
 

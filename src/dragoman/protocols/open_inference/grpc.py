@@ -305,8 +305,8 @@ def _wrap_in_stream_response(response: bytes) -> bytes:
 def _format_stream_error(policy: Policy, request: GrpcRequest, error: DragomanError) -> bytes | None:
     """Return a message with the error and the id of the request; None if the client expects a status."""
     shape = request.metadata.get(SHAPE, "").lower()
-    is_of_mlserver = not shape and policy.responses_as == "mlserver" and split_raw_contents(request.body) is None
-    if shape == BARE or is_of_mlserver or _wants_status(request):
+    is_typed = not shape and policy.dialect.bare_streams and split_raw_contents(request.body) is None
+    if shape == BARE or is_typed or _wants_status(request):
         return None
     try:
         id_ = m.parse_message(m.ModelInferRequest, request.body).id

@@ -115,7 +115,7 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         if raw:
             tensors[name] = tensor_from_raw(where, kind, shape, raw[index - in_regions], policy, its_parameters)
             continue
-        if kind is BYTES and policy.responses_as == "mlserver" and index not in packed:
+        if kind is BYTES and policy.dialect.length_shapes and index not in packed:
             shape = _text_shape(shape, tensor.contents.bytes_contents)
         typed = packed.get(index, tensor.contents)
         tensors[name] = tensor_from_contents(where, kind, shape, typed, policy, its_parameters)
