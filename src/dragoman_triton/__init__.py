@@ -64,6 +64,7 @@ RUNTIME = Runtime(
     load=_load,
     dialect=Dialect(timeout="queue"),
     folder_files=(CONFIG_FILE,),
+    calls_models=True,
     config_file=CONFIG_FILE,
     is_model_folder=is_version_folder,
     priority=100,

@@ -69,6 +69,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     model_names : returns the names that the models in a file, or its `attribute`, give themselves. It runs the file, so
         it is called in a process of its own.
     placement : where models run unless the operator or the model says otherwise, or a function of the spec.
+    calls_models : models may call others of the server at any time, whatever they declare.
     config_file : the file in the folder of a model that holds its configuration, which a load request may replace.
     uri_is_path : the uri of a model is always a file or a folder.
     unsupported : by the name of a call that models do not support, how to serve them so that they do; it
@@ -91,6 +92,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     own_name: Callable[[Path], str] | None = None
     model_names: Callable[[str, str], Mapping[str, Any]] | None = None
     placement: Placement | Callable[[ModelSpec], Placement] = "process"
+    calls_models: bool = False
     config_file: str = ""
     uri_is_path: bool = True
     unsupported: Mapping[str, str] = {}

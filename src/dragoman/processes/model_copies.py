@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequen
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from dragoman import plugins
 from dragoman.core.calls import (
     ApplyHessian,
     ApplyJacobian,
@@ -35,8 +36,6 @@ log = logging.getLogger("dragoman.processes")
 
 _ARRAY_CALLS = frozenset({Infer, Gradient, ApplyJacobian, ApplyHessian, SignatureFor})
 _GPU_DEVICES = "/dev/nvidia"
-# Runtimes whose models may call others of the server at any time.
-_CALLING_RUNTIMES = frozenset({"triton"})
 
 # A name and a version as requests have them; version "" is the default one.
 Route = tuple[str, str]
@@ -127,7 +126,7 @@ class CopiedModels:
     def _reason(self, deployment: Deployment) -> str:
         """Return why only the engine computes a model; "" if server processes may too."""
         spec, loaded = deployment.spec, deployment.loaded
-        calls_others = spec.name in self._engine.sibling_registry.users or spec.runtime in _CALLING_RUNTIMES
+        calls_others = spec.name in self._engine.sibling_registry.users or plugins.runtime(spec.runtime).calls_models
         reasons = {
             "it runs in worker processes": deployment.placement not in ("inline", "thread"),
             "it has sequences": loaded.sequences is not None,

@@ -10,10 +10,10 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.text import Chat
-from dragoman.core.text_limits import MAX_IMAGE_RATIO
 from dragoman.formats.base64_text import decode_base64
 from dragoman_text.generation.chat_template import render
 from dragoman_text.generation.message_forms import shows_parts
+from dragoman_text.limits import MAX_IMAGE_RATIO
 
 # Formats of images: none of them makes Pillow start a program.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")

@@ -9,7 +9,6 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value
 from dragoman.core.text import Chat, Sampling
-from dragoman.core.text_limits import MAX_MESSAGES, MAX_TEMPLATE_CHARACTERS
 from dragoman.formats.json_scan import count_values
 from dragoman.protocols.parameters import (
     Parameter,
@@ -37,6 +36,7 @@ from dragoman_text.apis.common.openai_format import (
     resolve_options,
 )
 from dragoman_text.apis.common.tools import Tools, custom_arguments, message_or_calls, parse_tools
+from dragoman_text.limits import MAX_MESSAGES, MAX_TEMPLATE_CHARACTERS
 
 _MAX_EFFORT_CHARACTERS = 32
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it

@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator
 
 from dragoman.core.text import Text
-from dragoman.core.text_limits import MAX_CALL_START_CHARACTERS
 from dragoman_text.apis.common.harmony import HarmonyParser, harmony_head
 from dragoman_text.apis.common.reasoning import ReasoningParser
 from dragoman_text.apis.common.tool_formats import FORMATS
 from dragoman_text.apis.common.tool_parser import JsonEndFinder, ToolCallParser
 from dragoman_text.apis.common.tools import ChatChunk, CustomInputs, Reasoning, ToolCall, ToolCallDelta, Tools, new_call
+from dragoman_text.limits import MAX_CALL_START_CHARACTERS
 
 # The output if a call is required: `[{"name": ..., "arguments": {...}}, ...]`, in this order.
 _CALL_START = re.compile(r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.\-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')

@@ -9,7 +9,6 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import flag, format_value, integer
 from dragoman.core.sampling import text as string
 from dragoman.core.text import Generation, InfillPrompt, Prompt, PromptInfo, RawPrompt, Text, Token
-from dragoman.core.text_limits import MAX_PROMPT_IDS, MAX_PROMPTS
 from dragoman.protocols.parameters import (
     Parameter,
     anything,
@@ -46,6 +45,7 @@ from dragoman_text.apis.common.openai_format import (
     stop_reason,
     token_name,
 )
+from dragoman_text.limits import MAX_PROMPT_IDS, MAX_PROMPTS
 
 # After this many successive tokens that were not found in the text, the search for offsets ends.
 _MAX_LOST = 64

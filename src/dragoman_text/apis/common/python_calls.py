@@ -5,8 +5,8 @@ import json
 import re
 import warnings
 
-from dragoman.core.text_limits import MAX_PYTHON_CALL_CHARACTERS
 from dragoman.protocols.wire import replace_surrogates
+from dragoman_text.limits import MAX_PYTHON_CALL_CHARACTERS
 
 _DELIMITER = re.compile(r"""["'\\()\[\]{}]""")
 _CLOSERS = {")": "(", "]": "[", "}": "{"}

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dragoman.core.patterns import LazyPattern
-from dragoman.core.text_limits import MAX_CALL_START_CHARACTERS
+from dragoman_text.limits import MAX_CALL_START_CHARACTERS
 
 SPACE = r"[ \t\r\n]{0,512}"
 _NAME = r"(?P<name>[A-Za-z0-9_.\-]{1,128})"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dragoman.core.text_limits import MAX_PYTHON_CALL_CHARACTERS
 from dragoman.protocols.wire import replace_surrogates
 from dragoman_text.apis.common.python_calls import PythonEndFinder, parse_python_calls
 from dragoman_text.apis.common.tool_formats import (
@@ -30,6 +29,7 @@ from dragoman_text.apis.common.tool_formats import (
 )
 from dragoman_text.apis.common.tool_values import MARKUP, XmlParameters
 from dragoman_text.apis.common.tools import ChatChunk, ToolCallDelta, Tools, new_call
+from dragoman_text.limits import MAX_PYTHON_CALL_CHARACTERS
 
 _CHUNK = 4096
 # Characters that matter outside and inside a string. JSON has no `<` outside: markup begins, and the value is broken.

@@ -10,7 +10,7 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import format_value
 from dragoman.core.text import Grammar
-from dragoman.core.text_limits import MAX_TOOLS
+from dragoman_text.limits import MAX_TOOLS
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
 CUSTOM_INPUT = "input"  # the argument of functions that stand for custom tools

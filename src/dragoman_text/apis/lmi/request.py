@@ -14,12 +14,12 @@ from msgspec import structs
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, text
 from dragoman.core.text import Sampling
-from dragoman.core.text_limits import LMI_INPUTS
 from dragoman.protocols.parameters import ParsedParameters, get_object, object_body, reject_unknown, reject_unused
 from dragoman.protocols.wire import HttpRequest, Policy
 from dragoman_text.apis.common.openai_format import PLACEHOLDERS
 from dragoman_text.apis.lmi.model import LmiModel
 from dragoman_text.apis.lmi.parameters import ADAPTERS, parse_generation_parameters
+from dragoman_text.limits import LMI_INPUTS
 
 _FIELDS = ("inputs", "parameters", "stream", "adapters", "model_name")
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"

@@ -10,7 +10,6 @@ from dragoman.core.calls import Embed, Embedded, Generate, ModelDescription, Res
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, text
 from dragoman.core.text import Generation, Text, Token
-from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.formats import fast_json
 from dragoman.protocols.parameters import (
     Parameter,
@@ -39,6 +38,7 @@ from dragoman_text.apis.common.completions import parse_completion_request
 from dragoman_text.apis.lmi.formats import LmiErrors, to_json
 from dragoman_text.apis.lmi.model import LmiModel
 from dragoman_text.apis.lmi.request import media_type, other_model
+from dragoman_text.limits import MAX_TEXTS
 
 _KINDS = ("", "application/json", "application/x-www-form-urlencoded")  # curl calls JSON the last of these
 

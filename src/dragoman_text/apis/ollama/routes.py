@@ -23,7 +23,6 @@ from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
 from dragoman.core.record_calls import KeepLoaded, ListLoaded, LoadedModel
 from dragoman.core.sampling import format_value
 from dragoman.core.text import TEMPLATE_TEXT, Generation, Prompt
-from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.formats import fast_json
 from dragoman.protocols.parameters import build_request, object_body
 from dragoman.protocols.wire import (
@@ -56,6 +55,7 @@ from dragoman_text.apis.ollama.request import (
     parse_generate_request,
 )
 from dragoman_text.apis.ollama.response import OllamaFormatter, error_object, now
+from dragoman_text.limits import MAX_TEXTS
 
 _LATEST = ":latest"
 # The version of Ollama whose API is served, which clients compare: the first with `logprobs`.

@@ -10,7 +10,6 @@ from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 from dragoman.core.sampling import format_value
 from dragoman.core.text import Generation, Tokenized
-from dragoman.core.text_limits import MAX_MESSAGES
 from dragoman.formats.exact_json import dump_json, load_json
 from dragoman.protocols import parameters as common
 from dragoman.protocols.parameters import ParsedParameters, object_body
@@ -36,6 +35,7 @@ from dragoman_text.apis.openai.responses import (
     parse_response_parameters,
     referenced_id,
 )
+from dragoman_text.limits import MAX_MESSAGES
 
 _OFF = "this server stores no responses (setting max_stored_responses)"
 _PAGE, _MAX_PER_PAGE = 20, 100

@@ -13,7 +13,6 @@ from dragoman.core.sampling import (
     text,
 )
 from dragoman.core.text import PartsText
-from dragoman.core.text_limits import MAX_MESSAGES
 from dragoman.protocols.parameters import (
     GUIDED,
     Parameter,
@@ -37,6 +36,7 @@ from dragoman_text.apis.common.chat import ChatRequest, build_chat_request, pars
 from dragoman_text.apis.common.chat_reader import join_system_messages
 from dragoman_text.apis.common.openai_format import COMMON
 from dragoman_text.apis.common.tools import TOOL_NAME, TOOL_NAMES, custom_arguments, tool_fields_without_effect
+from dragoman_text.limits import MAX_MESSAGES
 
 _CALL_ID = "call_"  # removed from ids for chat templates: those of Mistral accept only short ids
 _TEXT_PARTS = frozenset({"input_text", "output_text", "summary_text", "reasoning_text", "text"})

@@ -21,7 +21,6 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer, text, truncation_side
-from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.formats import fast_json
 from dragoman.protocols.parameters import (
     Parameter,
@@ -60,6 +59,7 @@ from dragoman_text.apis.openai.response_routes import Responses
 from dragoman_text.apis.openai.responses import COUNT
 from dragoman_text.apis.openai.responses import PARAMETERS as RESPONSE_PARAMETERS
 from dragoman_text.apis.openai.scoring import RERANK, SCORE, TEI, TEI_EMBED, Scoring
+from dragoman_text.limits import MAX_TEXTS
 
 
 def _format() -> ValueKind:

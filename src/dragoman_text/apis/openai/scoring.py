@@ -11,7 +11,6 @@ from dragoman.core.calls import Describe, Embed, Embedded, ModelDescription, Req
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, RateLimited
 from dragoman.core.sampling import InvalidValueError, ValueKind, flag, format_value, integer, text, truncation_side
 from dragoman.core.scoring import Score, Scored
-from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.formats import fast_json
 from dragoman.protocols.parameters import (
     Parameter,
@@ -38,6 +37,7 @@ from dragoman.protocols.wire import (
 )
 from dragoman_text.apis.common.embeddings import normalize_vectors, shorten_vectors
 from dragoman_text.apis.common.openai_format import Envelope, error_body, resolve_model, status_of, truncation
+from dragoman_text.limits import MAX_TEXTS
 
 _Pair = tuple[str, str]
 # Formats the scores of all pairs, with the number of tokens and the name of the model.

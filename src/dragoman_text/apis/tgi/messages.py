@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.core.text_limits import TGI_INPUTS
 from dragoman.protocols.parameters import body_schema
 from dragoman.protocols.wire import EVENT_STREAM, JSON, Operation
 from dragoman_text.apis.common.messages import MESSAGES
 from dragoman_text.apis.tgi.request import PARAMETERS
+from dragoman_text.limits import TGI_INPUTS
 
 REFERENCE = "https://huggingface.github.io/text-generation-inference/"
 

@@ -9,7 +9,6 @@ from dragoman.core.calls import DescribeModels, ModelDescription, Request, Respo
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, integer, number, text, texts
 from dragoman.core.text import Chat, Generation, RawPrompt, Sampling, Text, Token
-from dragoman.core.text_limits import TGI_BEST_OF, TGI_INPUTS, TGI_STOPS, TGI_TOP
 from dragoman.formats import fast_json
 from dragoman.protocols.parameters import (
     GRAMMAR,
@@ -38,6 +37,7 @@ from dragoman.protocols.wire import (
 from dragoman_text.apis.common.chat import PARAMETERS as PARAMETERS_OF_CHAT
 from dragoman_text.apis.common.chat import get_flag, parse_conversation
 from dragoman_text.apis.common.openai_format import PLACEHOLDERS, is_url
+from dragoman_text.limits import TGI_BEST_OF, TGI_INPUTS, TGI_STOPS, TGI_TOP
 
 
 def resolve_model(

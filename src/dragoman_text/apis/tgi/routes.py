@@ -34,7 +34,6 @@ from dragoman.core.errors import (
     WorkerLost,
 )
 from dragoman.core.text import Tokenized, TokenSpan
-from dragoman.core.text_limits import TGI_BEST_OF, TGI_INPUTS, TGI_STOPS
 from dragoman.protocols.parameters import ParsedParameters, build_request, ignored_header, object_body
 from dragoman.protocols.wire import (
     EVENT_STREAM_HEADERS,
@@ -65,6 +64,7 @@ from dragoman_text.apis.tgi.request import (
     resolve_model,
     wants_stream,
 )
+from dragoman_text.limits import TGI_BEST_OF, TGI_INPUTS, TGI_STOPS
 
 _TYPES: Sequence[tuple[type[DragomanError], int, str]] = (
     (ModelNameMissing, 400, "validation"),

@@ -13,6 +13,7 @@ from dragoman.core import text_limits
 from dragoman.core.calls import Embed, Embedded, Generate
 from dragoman.core.tensor import Tensor
 from dragoman.core.text import Generation, PromptInfo, Text, Token
+from dragoman_text import limits
 from text_server import TextServer, serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -70,12 +71,10 @@ REQUESTS: dict[str, Callable[[int], tuple[str, Any]]] = {
 }
 # Constants of those that the tests of images and of tool calls exceed.
 OTHERS = {
-    "ratio of the sides of an image": text_limits.MAX_IMAGE_RATIO,
+    "ratio of the sides of an image": limits.MAX_IMAGE_RATIO,
     "scans of a JPEG": text_limits.MAX_JPEG_SCANS,
-    "characters before the arguments of a tool call; a longer text is not a call": (
-        text_limits.MAX_CALL_START_CHARACTERS
-    ),
-    "characters of tool calls in Python syntax; a longer text is not a call": text_limits.MAX_PYTHON_CALL_CHARACTERS,
+    "characters before the arguments of a tool call; a longer text is not a call": (limits.MAX_CALL_START_CHARACTERS),
+    "characters of tool calls in Python syntax; a longer text is not a call": limits.MAX_PYTHON_CALL_CHARACTERS,
 }
 
 
@@ -97,7 +96,9 @@ async def test_the_table_has_every_limit() -> None:
     assert found.keys() == REQUESTS.keys() | OTHERS.keys()
     assert {name: found[name] for name in OTHERS} == OTHERS
     del found["items of `input` of `/v1/responses`, with those of earlier responses"]  # the constant of messages
-    assert sorted(found.values()) == sorted(value for name, value in vars(text_limits).items() if name.isupper())
+    assert sorted(found.values()) == sorted(
+        value for module in (text_limits, limits) for name, value in vars(module).items() if name.isupper()
+    )
 
 
 @pytest.mark.parametrize("name", REQUESTS)
