@@ -236,6 +236,23 @@ async def run_stoppable(executor: Executor, function: Callable[[], T], limit_s: 
     return job.result()
 
 
+def run_in_time(function: Callable[[], T], limit_s: float) -> T:
+    """Return the value of a function that runs in this thread, which may load a model. Raises its exception.
+
+    After `limit_s` seconds the function is stopped, and this raises TimeLimitExceededError.
+    """
+    call = StoppableCall(function)
+    timer = threading.Timer(limit_s, call.stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        return call()
+    except Stopped:
+        raise TimeLimitExceededError from None
+    finally:
+        timer.cancel()
+
+
 def _ignore(job: "asyncio.Future[Any]") -> None:
     """Take the exception of a job of which nobody waits for the result, so that it is not logged."""
     if not job.cancelled():

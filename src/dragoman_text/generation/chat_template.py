@@ -8,10 +8,10 @@ import datetime
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from jinja2 import nodes
@@ -20,14 +20,19 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.text import Chat
+from dragoman.system.threads import TimeLimitExceededError, run_in_time
 from dragoman_text.generation.message_forms import AS_SENT, MessageForm, adapt, probe, with_tools_as_text
 
 log = logging.getLogger("dragoman.generation")
 
+T = TypeVar("T")
 Message = Mapping[str, Any]
 
+# Default of the parameter `prompt_s` of all engines: seconds for the template and the tokenization of a call's prompts,
+# and for the examples that the template writes when it is loaded.
+PROMPT_S = 30.0
 # Sizes of products and powers in a template; they are computed without releasing the interpreter lock.
 _MAX_BITS = 1 << 16
 _MAX_REPEATED = 1 << 28
@@ -178,6 +183,20 @@ def _mark_end(content: Any) -> Any:
     raise ValueError("the last message has no text to continue")
 
 
+def try_template(function: Callable[[], T], limit_s: float) -> T:
+    """Return the value of a function that renders a model's template with examples. Raises ModelFailed after the limit.
+
+    It is for loads; a call has a limit of its own.
+    """
+    try:
+        return run_in_time(function, limit_s)
+    except TimeLimitExceededError:
+        raise ModelFailed(
+            f"chat template: expected the text of examples within {limit_s:g} s (parameter 'prompt_s'), got none: "
+            "look for an endless loop in chat_template.jinja or tokenizer_config.json, or remove the template"
+        ) from None
+
+
 class Piece(str):
     """A control token in the text of a prompt that is to be encoded as text."""
 
@@ -212,7 +231,8 @@ class ChatTemplate:
     """The chat template of a model: one, or several by name.
 
     variables: special tokens by name. control_tokens: texts that are encoded as text if a message contains them.
-    form: how the template takes messages, None without a template. Rendering it finds this out, so this takes time.
+    form: how the template takes messages, None without a template. Rendering it finds this out, for at most `limit_s`
+        seconds. Raises ModelFailed after that.
     """
 
     def __init__(
@@ -220,6 +240,8 @@ class ChatTemplate:
         template: str | Mapping[str, str] | None,
         variables: Mapping[str, Any],
         control_tokens: Sequence[str] = (),
+        *,
+        limit_s: float = PROMPT_S,
     ) -> None:
         self._templates = {"default": template} if isinstance(template, str) else dict(template or {})
         self._variables = variables
@@ -228,7 +250,7 @@ class ChatTemplate:
         self._forms: dict[str, MessageForm] = {}
         self.form: MessageForm | None = None
         if self._templates.keys() & {"default", "tool_use"}:
-            self.form = self._form(self._named(has_tools=True))
+            self.form = try_template(lambda: self._form(self._named(has_tools=True)), limit_s)
             log.info("chat template: %s", self.form.describe())
 
     def __bool__(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from dragoman.core.errors import Overloaded
 from dragoman.core.text import Chat, Prompt
-from dragoman.system.threads import DaemonThreads
+from dragoman.system.threads import DaemonThreads, StoppableCall, TimeLimitExceededError
 
 A = TypeVar("A")
 DEFAULT_MIB = 1024
@@ -46,15 +46,24 @@ class ImageQueue:
         finally:
             self._bytes -= reserved
 
-    async def run(self, function: Callable[..., A], *arguments: Any) -> A:
-        """Return the value of a function. A cancelled call ends when its function has ended, if that has begun."""
+    async def run(self, function: Callable[[], A], limit_s: float) -> A:
+        """Return the value of a function. Raises TimeLimitExceededError if it takes longer than `limit_s`.
+
+        Then, and when this is cancelled, the function is stopped; this ends when the function has ended.
+        """
         async with self._turn:
-            job = asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+            call = StoppableCall(function)
+            job = asyncio.get_running_loop().run_in_executor(self._thread, call)
             try:
-                return await asyncio.shield(job)
-            except asyncio.CancelledError:
-                await asyncio.wait({job})
-                raise
+                done, _ = await asyncio.wait({job}, timeout=limit_s)
+            finally:
+                if not job.done():
+                    call.stop()
+                    await asyncio.wait({job})
+                    job.exception()  # Stopped
+            if not done:
+                raise TimeLimitExceededError
+            return job.result()
 
     def close(self) -> None:
         self._thread.shutdown(wait=False)

@@ -21,6 +21,7 @@ from dragoman_text.generation.adapter_store import AdapterLimits, AdapterStore
 from dragoman_text.generation.async_engine import AsyncEngine
 from dragoman_text.generation.attention import UnsupportedArchitecture
 from dragoman_text.generation.cache import CacheManager
+from dragoman_text.generation.chat_template import PROMPT_S
 from dragoman_text.generation.draft_model import DraftModel
 from dragoman_text.generation.engine import GenerationEngine, SequenceMemory
 from dragoman_text.generation.general import GeneralMemory, GeneralRunner
@@ -39,9 +40,9 @@ from dragoman_text.generation.pretrained import (
 )
 from dragoman_text.generation.runner import QUANTIZATIONS, PackingFailed, Runner
 from dragoman_text.generation.speculation import DraftSource, PromptLookups, Speculation
-from dragoman_text.generation.text_engine import PROMPT_S, check_options
+from dragoman_text.generation.text_engine import check_options
 from dragoman_text.generation.vision import ImageLimits, VisionProcessor
-from dragoman_text.generation.vocabulary import Vocabulary
+from dragoman_text.generation.vocabulary import Vocabulary, load_tokenizer
 
 log = logging.getLogger("dragoman.generation")
 
@@ -221,7 +222,13 @@ def _engine(
     else:
         memory = GeneralMemory(_cache_bytes(runner, options), runner.fixed_bytes, runner.bytes_per_token, budget)
     vision = runner.vision if isinstance(runner, GeneralRunner) else None
-    vocabulary = Vocabulary(folder, runner.config.vocab_size, vision, sanitizes=options.sanitize_control_tokens)
+    vocabulary = Vocabulary(
+        folder,
+        runner.config.vocab_size,
+        vision,
+        sanitizes=options.sanitize_control_tokens,
+        prompt_s=options.prompt_s,
+    )
     ends = end_tokens(folder, vocabulary)
     defaults = default_sampling(folder) if options.generation_config else {}
     report_step("measuring threads")
@@ -290,7 +297,7 @@ def _load_draft_model(folder: Path, options: EngineOptions, runner: Runner | Gen
     if not isinstance(drafter, Runner):
         raise ModelFailed(f"parameter 'draft_model': models of type '{drafter.config.model_type}' cannot draft")
     sizes = [each.config.vocab_size for each in (runner, drafter)]
-    own, other = (Vocabulary(each, 0).tokenizer.get_vocab() for each in (folder, folder / options.draft_model))
+    own, other = (load_tokenizer(each).get_vocab() for each in (folder, folder / options.draft_model))
     if own != other or sizes[0] != sizes[1]:
         raise ModelFailed("parameter 'draft_model': expected a model with the same vocabulary")
     context = options.max_context or int(getattr(runner.config, "max_position_embeddings", None) or 0)
@@ -335,7 +342,7 @@ def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Run
             f"got '{options.quantization}'"
         )
     images = ImageLimits(options.max_images, options.max_image_bytes, options.max_image_pixels)
-    vision = VisionProcessor(folder, images) if pretrained.has_vision else None
+    vision = VisionProcessor(folder, images, options.prompt_s) if pretrained.has_vision else None
     return GeneralRunner(pretrained, vision), pretrained
 
 

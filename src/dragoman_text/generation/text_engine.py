@@ -14,9 +14,6 @@ from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman_text.generation.job import PromptRequest
 
-# Default of the parameter `prompt_s` of all engines: seconds for the template and the tokenization of a call's prompts.
-PROMPT_S = 30.0
-
 Options = TypeVar("Options")
 Choices = Mapping[str, tuple[str, ...]]
 

@@ -11,7 +11,7 @@ from typing import Any
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.text import Chat
 from dragoman.formats.base64_text import decode_base64
-from dragoman_text.generation.chat_template import render
+from dragoman_text.generation.chat_template import render, try_template
 from dragoman_text.generation.message_forms import shows_parts
 from dragoman_text.limits import MAX_IMAGE_RATIO
 
@@ -38,11 +38,12 @@ class ImageLimits:
 class VisionProcessor:
     """The processor of a vision-language model, in a folder as transformers saves it. Thread-safe.
 
-    Raises ModelFailed if the folder's processor needs a package that is missing.
+    prompt_s: seconds for an example that the chat template writes. Raises ModelFailed if it takes longer, or if the
+    folder's processor needs a package that is missing.
     """
 
-    def __init__(self, folder: Path, limits: ImageLimits) -> None:
-        self._limits = limits
+    def __init__(self, folder: Path, limits: ImageLimits, prompt_s: float) -> None:
+        self._limits, self._prompt_s = limits, prompt_s
         # Processors change settings of their tokenizers during calls; and decoding one prompt at a time bounds memory.
         self._lock = threading.Lock()
         try:
@@ -58,7 +59,8 @@ class VisionProcessor:
         names = ("image_token", "boi_token", "eoi_token", "image_start_token", "image_end_token")
         words = {getattr(owner, name, None) for owner in (self._processor, self._processor.tokenizer) for name in names}
         self._reserved = sorted(word for word in words if isinstance(word, str) and word)
-        self._takes_parts = self.chat_template is not None and self._shows_parts(self.chat_template)
+        template = self.chat_template
+        self._takes_parts = template is not None and try_template(lambda: self._shows_parts(template), prompt_s)
 
     # --- prompts -----------------------------------------------------------------------------------------
 
@@ -93,8 +95,9 @@ class VisionProcessor:
         image = Image.new("RGB", (64, 48), (200, 100, 50))
         image.paste((10, 200, 90), (8, 8, 40, 24))
         text = self._placeholder + " a b c"
-        if self.chat_template is not None and self._takes_parts:
-            text = self._render(self.chat_template, _SAMPLE)
+        template = self.chat_template
+        if template is not None and self._takes_parts:
+            text = try_template(lambda: self._render(template, _SAMPLE), self._prompt_s)
         with self._lock:
             return self._process(text, [image], special=False)
 

@@ -14,7 +14,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed, TooLong
 from dragoman.core.text import Chat, InfillPrompt, Prompt, RawPrompt, Token, TokenSpan
 from dragoman.system.load_steps import report_step
 from dragoman_text.generation.byte_alphabet import as_bytes
-from dragoman_text.generation.chat_template import ChatTemplate, Piece
+from dragoman_text.generation.chat_template import PROMPT_S, ChatTemplate, Piece
 from dragoman_text.generation.gguf_conversion import require_conversion
 from dragoman_text.generation.gguf_file import open_file
 from dragoman_text.generation.gguf_tokenizer import read_tokenizer
@@ -141,30 +141,36 @@ _GGUF_TOKENIZERS: Mapping[str, str] = {
 class Vocabulary:
     """Tokenizer of one model. size: number of logits. context: maximum number of tokens, 0 if not set.
     vision: the processor of images, None if the model has no vision.
-    sanitizes: control tokens in the messages of chats are encoded as text.
+    sanitizes: control tokens in the messages of chats are encoded as text. prompt_s: seconds for examples that the
+    chat template writes.
 
     A GGUF file contains its tokenizer; a `tokenizer.json` beside it is used instead. Raises ModelFailed if the ids of
     the tokenizer are not those of the model.
     """
 
     def __init__(
-        self, folder: Path, size: int, vision: VisionProcessor | None = None, *, sanitizes: bool = False
+        self,
+        folder: Path,
+        size: int,
+        vision: VisionProcessor | None = None,
+        *,
+        sanitizes: bool = False,
+        prompt_s: float = PROMPT_S,
     ) -> None:
-        report_step("reading the tokenizer")
-        self.tokenizer: Any = _load_tokenizer(folder)
+        self.tokenizer: Any = load_tokenizer(folder)
         self.vision = vision
         self.size = size
         self.context = 0
         self._fast: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         self.special = frozenset(self.tokenizer.all_special_ids)
-        if size:
-            self._check_ids()
+        self._check_ids()
         if sanitizes and self._fast is None:
             raise ModelFailed("parameter 'sanitize_control_tokens': needs a fast tokenizer, a tokenizer.json")
         self.template = ChatTemplate(
             self.tokenizer.chat_template if vision is None else vision.chat_template,
             self.tokenizer.special_tokens_map,
             self._control_tokens() if sanitizes else (),
+            limit_s=prompt_s,
         )
         self._tokens: dict[int, tuple[str, bool, bytes]] = {}  # text, whether it is special, and data of Token
         self._texts: dict[bool, dict[int, str]] = {False: {}, True: {}}  # by `skip_special`, of `BytesDetokenizer`
@@ -455,8 +461,9 @@ def _is_byte_level(fast: Any) -> bool:
     return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of a folder, or of a GGUF file."""
+    report_step("reading the tokenizer")
     name, inside = "AutoTokenizer", dict[str, str]()
     if folder.is_file():
         file, folder = folder, folder.parent

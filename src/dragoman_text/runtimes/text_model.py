@@ -33,7 +33,6 @@ from dragoman.core.text import (
     Sampling,
     Text,
     Tokenized,
-    TokenSpan,
     merge_chunks,
 )
 from dragoman.formats.json_scan import check_json
@@ -42,8 +41,8 @@ from dragoman.runtimes.files import model_path
 from dragoman.system.threads import PYTORCH_LOADS, DaemonThreads, TimeLimitExceededError, run_stoppable
 from dragoman.system.transformers_loads import transformers_lock
 from dragoman_text.generation import folder as folders
+from dragoman_text.generation.chat_template import PROMPT_S
 from dragoman_text.generation.image_queue import DEFAULT_MIB, ImageQueue, feature_bytes, image_bytes
-from dragoman_text.generation.text_engine import PROMPT_S
 
 A = TypeVar("A")
 _POLICY = Policy()  # limits for JSON in strings
@@ -285,11 +284,9 @@ class TextModel(Model):
         if call.sampling.grammar is not None:
             await self.text_engine.prepare(call)
         with self._images.reserve(size := image_bytes(call.prompts)) as reserve:
+            job = await self._run(call.prompts, partial(self.text_engine.split_call, call))
             if size:
-                job = await self._images.run(self.text_engine.split_call, call)
                 reserve(feature_bytes(job))
-            else:
-                job = await self._run(call.prompts, partial(self.text_engine.split_call, call))
             async with aclosing(self.text_engine.generate(job)) as chunks:
                 if call.stream:
                     async for chunk in chunks:
@@ -318,21 +315,18 @@ class TextModel(Model):
 
     async def tokenize(self, call: Tokenize) -> Tokenized:
         with self._images.reserve(image_bytes([call.prompt])):
-            return Tokenized(*await self._spans(call.prompt))
-
-    async def _spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
-        if image_bytes([prompt]):
-            return await self._images.run(self.text_engine.spans, prompt)
-        return await self._run([prompt], partial(self.text_engine.spans, prompt))
+            return Tokenized(*await self._run([call.prompt], partial(self.text_engine.spans, call.prompt)))
 
     async def _run(self, prompts: Sequence[Prompt], function: Callable[[], A]) -> A:
         """Return the value of a function that processes prompts, in a thread. Raises DeadlineExceeded."""
-        threads = self._long_threads if sum(map(_size, prompts)) > _LONG else self._threads
         try:
+            if image_bytes(prompts):
+                return await self._images.run(function, self._prompt_s)
+            threads = self._long_threads if sum(map(_size, prompts)) > _LONG else self._threads
             return await run_stoppable(threads, function, self._prompt_s)
         except TimeLimitExceededError:
             raise DeadlineExceeded(
-                f"prompt: the chat template and the tokenization took more than {self._prompt_s:g} s (prompt_s)"
+                f"prompt: the chat template, the tokenization and images took more than {self._prompt_s:g} s (prompt_s)"
             ) from None
 
     async def close(self) -> None:

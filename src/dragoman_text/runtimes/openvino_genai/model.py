@@ -14,10 +14,11 @@ import numpy as np
 
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost, error_text
 from dragoman.core.text import TEMPLATE_TEXT, Sampling
+from dragoman_text.generation.chat_template import PROMPT_S
 from dragoman_text.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
 from dragoman_text.generation.generation_config import end_tokens
 from dragoman_text.generation.input_processor import EngineLimits, InputProcessor
-from dragoman_text.generation.text_engine import PROMPT_S, check_options, notify, start_thread
+from dragoman_text.generation.text_engine import check_options, notify, start_thread
 from dragoman_text.generation.token_sampler import TokenChoice
 from dragoman_text.generation.vocabulary import Vocabulary
 from dragoman_text.runtimes.openvino_genai import RUNTIME
@@ -312,7 +313,9 @@ class OpenVinoTextModel(TextModel):
             raise ModelFailed(
                 f"max_context: expected at most {positions}, the positions of the model, got {options.max_context}"
             )
-        vocabulary = Vocabulary(folder, int(config["vocab_size"]), sanitizes=options.sanitize_control_tokens)
+        vocabulary = Vocabulary(
+            folder, int(config["vocab_size"]), sanitizes=options.sanitize_control_tokens, prompt_s=options.prompt_s
+        )
         ends = end_tokens(folder, vocabulary)
         limits = EngineLimits(options.max_batch, options.max_context or positions, options.prefill_chunk)
         intake = InputProcessor(vocabulary, limits, _UNLIMITED, ends, frozenset())

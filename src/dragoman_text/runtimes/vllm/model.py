@@ -14,13 +14,14 @@ from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Worke
 from dragoman.core.foreign_code import is_interruption, public_error
 from dragoman.core.text import TEMPLATE_TEXT, Grammar, Sampling
 from dragoman_text.generation import folder as folders
+from dragoman_text.generation.chat_template import PROMPT_S
 from dragoman_text.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
 from dragoman_text.generation.generation_config import default_sampling, end_tokens
 from dragoman_text.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman_text.generation.grammar_compiler import GrammarLimits
 from dragoman_text.generation.input_processor import MAX_TOP_LOGPROBS, EngineLimits, InputProcessor
 from dragoman_text.generation.job import PromptRequest
-from dragoman_text.generation.text_engine import PROMPT_S, check_options
+from dragoman_text.generation.text_engine import check_options
 from dragoman_text.generation.token_sampler import TokenChoice
 from dragoman_text.generation.vocabulary import Vocabulary
 from dragoman_text.runtimes.text_model import TextModel
@@ -168,7 +169,9 @@ class VllmModel(TextModel):
         adapters = find_adapters(folder, options.adapters)
         engine = _start_vllm(_arguments(folder, options, adapters))
         config = engine.vllm_config.model_config
-        vocabulary = Vocabulary(folder, config.get_vocab_size(), sanitizes=options.sanitize_control_tokens)
+        vocabulary = Vocabulary(
+            folder, config.get_vocab_size(), sanitizes=options.sanitize_control_tokens, prompt_s=options.prompt_s
+        )
         ends = end_tokens(folder, vocabulary)
         limits = EngineLimits(options.max_batch, config.max_model_len)
         defaults = default_sampling(folder) if options.generation_config else {}

@@ -276,19 +276,19 @@ async def test_processed_images_are_counted_until_their_calls_end() -> None:
 
 
 async def test_a_cancelled_call_holds_the_queue_until_its_images_are_processed() -> None:
-    images, resume, ended = ImageQueue(100), threading.Event(), list[int]()
+    images, started, resume, ended = ImageQueue(100), threading.Event(), threading.Event(), list[int]()
 
     def wait() -> None:
+        started.set()
         resume.wait(60)
-        ended.append(1)
 
-    first = asyncio.create_task(images.run(wait))
-    await asyncio.sleep(0)
+    first = asyncio.create_task(images.run(wait, 60))
+    await asyncio.to_thread(started.wait, 60)
     first.cancel()
-    second = asyncio.create_task(images.run(ended.append, 2))
+    second = asyncio.create_task(images.run(lambda: ended.append(2), 60))
     await asyncio.sleep(0)
     assert not first.done()
     resume.set()
     await second
-    assert (first.cancelled(), ended) == (True, [1, 2])
+    assert (first.cancelled(), ended) == (True, [2])
     images.close()

@@ -13,7 +13,7 @@ import torch
 
 import vision_models
 from dragoman.core.calls import Tokenize
-from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.errors import DeadlineExceeded, InvalidInput, ModelFailed
 from dragoman.core.text import Chat
 from dragoman.runtimes.recognise import recognise
 from dragoman_text.generation.cache import CacheManager, CacheShape
@@ -22,6 +22,7 @@ from dragoman_text.generation.job import Sequence
 from dragoman_text.generation.vision import load_processor
 from dragoman_text.runtimes.llm.model import LanguageModel
 from features.text.generation.helpers import generation, ids, load_model, text, text_engine
+from features.text.generation.test_generation_templates import ENDLESS
 from vision_models import VisionReference, file_of, image
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -244,6 +245,25 @@ async def test_waiting_images_leave_threads_for_other_work(llava: LanguageModel)
         calls = [asyncio.create_task(completion(llava, chat("a ", part(image(0, 4, 4))))) for _ in range(40)]
         await asyncio.wait_for(asyncio.to_thread(int), 60)
     assert len({tuple(tokens) for tokens in await asyncio.gather(*calls)}) == 1
+
+
+async def test_an_endless_template_of_a_request_leaves_the_queue_of_images(folder: Path) -> None:
+    model = load_model(folder, prompt_s=2.0)
+    try:
+        prompt = chat("a ", part(image(0, 4, 4)))
+        with pytest.raises(DeadlineExceeded, match="prompt_s"):
+            await text(model, replace(prompt, template=ENDLESS))
+        assert await completion(model, prompt)
+    finally:
+        await model.close()
+
+
+@pytest.mark.parametrize("condition", ["true", "messages[0].content[1].text == 'a b c'"], ids=["probe", "sample"])
+def test_an_endless_template_of_a_model_with_vision_ends_at_its_limit(condition: str, tmp_path: Path) -> None:
+    shows = "{% for m in messages %}{% for part in m.content %}{{ part.text or '<image>' }}{% endfor %}{% endfor %}"
+    template = f"{{% if {condition} %}}{ENDLESS}{{% endif %}}{shows}"
+    with pytest.raises(ModelFailed, match=r"^chat template: .* within 1 s \(parameter 'prompt_s'\)"):
+        load_model(vision_models.save_model(tmp_path, template=template), prompt_s=1.0)
 
 
 async def test_tokens_of_a_prompt_with_images(llava: LanguageModel, reference: VisionReference) -> None:
