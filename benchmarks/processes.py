@@ -49,7 +49,11 @@ class Process:
 
     def open_files(self) -> int:
         """Return the number of open files of all processes."""
-        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.pids())
+        count = 0
+        for pid in self.pids():
+            with suppress(OSError):  # it has just ended
+                count += len(os.listdir(f"/proc/{pid}/fd"))
+        return count
 
     def memory_mib(self) -> dict[str, float]:
         """Return `memory_mib` of the process and all its descendants."""
@@ -62,7 +66,10 @@ def memory_mib(pids: Sequence[int]) -> dict[str, float]:
     PSS divides a shared page among the processes that map it, so its sum is the memory of the server; RSS counts
     it in each. `own_mib` is PSS without pages of files such as libraries, whose share depends on other programs.
     """
-    rolls = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    rolls = []
+    for pid in pids:
+        with suppress(OSError):  # it has just ended
+            rolls.append(Path(f"/proc/{pid}/smaps_rollup").read_text())
     kinds = ("Pss", "Rss", "Pss_Anon", "Pss_Shmem")
     pss, rss, anonymous, shared = (sum(_kib(kind, roll) for roll in rolls) / 1024 for kind in kinds)
     sizes = {"pss_mib": pss, "rss_mib": rss, "own_mib": anonymous + shared}

@@ -15,7 +15,7 @@ from dragoman import errors
 from dragoman.core.calls import DescribeModels, Index, Infer, Load, Request, Unload
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine, ServerIdentity
-from dragoman.engine.repository import Repository, Source
+from dragoman.engine.repository import DiskRepository, Repository, Source
 from dragoman.engine.version_routing import VersionRouting
 
 
@@ -189,6 +189,22 @@ async def test_unloading_cancels_the_first_load_of_a_model(repository: Versioned
         assert (await index(engine))["1"][0] == "UNAVAILABLE"
         with pytest.raises(errors.ModelNotFound):
             await unload(engine)
+
+
+async def test_a_load_says_why_the_files_of_that_name_are_no_model(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "model.xml").write_text("<net/>")
+    (tmp_path / "weights.pt").write_bytes(b"")
+    repository = DiskRepository([str(tmp_path)], {}, may_be_empty=True)
+    async with Engine(repository, ServerIdentity(control_token="secret")) as engine:
+        for name, file in (("net", "net/model.xml"), ("weights", "weights.pt")):
+            with pytest.raises(errors.ModelNotFound) as caught:
+                await engine.call(Request(Load("secret"), name))
+            reason = f"it is not in the repository; {tmp_path.name}/{file}: "
+            assert reason in caught.value.message
+            assert "expected " in caught.value.message.partition(reason)[2]
+        with pytest.raises(errors.ModelNotFound, match=r"it is not in the repository$"):
+            await engine.call(Request(Load("secret"), "other"))
 
 
 async def test_unloading_another_version_does_not_cancel_a_load(

@@ -3,11 +3,15 @@
 import asyncio
 import gc
 import itertools
+import sys
 import time
 from collections.abc import Callable, Set
+from functools import partial
+from types import ModuleType
 
 import pytest
 
+from dragoman.system import process
 from dragoman.system.process import collect_regularly
 
 DELAY_S = 2.0
@@ -20,9 +24,13 @@ class Clock:
         self.now_s = 100.0
         self.full_s = full_s
         self.full_collections: list[float] = []
+        self.changes: list[str] = []  # of the objects that are exempt
         self._sleep = asyncio.sleep
         monkeypatch.setattr(asyncio, "sleep", self.sleep)
         monkeypatch.setattr(gc, "collect", self.collect)
+        monkeypatch.setattr(process, "_frozen_modules", 0)
+        for name in ("freeze", "unfreeze"):
+            monkeypatch.setattr(gc, name, partial(self.changes.append, name))
         for name in ("monotonic", "thread_time"):
             monkeypatch.setattr(time, name, lambda: self.now_s)
 
@@ -33,6 +41,7 @@ class Clock:
     def collect(self, generation: int) -> None:
         if generation == 2:
             self.full_collections.append(self.now_s)
+            self.changes.append("collect")
             self.now_s += self.full_s
 
     def run(self, find_models: Callable[[], Set[object]], seconds: float) -> list[float]:
@@ -53,6 +62,7 @@ def test_once_after_a_model_was_unloaded(monkeypatch: pytest.MonkeyPatch) -> Non
     clock = Clock(monkeypatch, full_s=0.001)
     (after_s,) = clock.run(lambda: {"a", "b"} if clock.now_s < 110 else {"a"}, 55)
     assert 12 <= after_s <= 13
+    assert clock.changes == ["unfreeze", "collect", "freeze"]  # the model may have been exempted
 
 
 def test_not_while_models_are_only_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +74,7 @@ def test_once_in_a_minute_without_unloading(monkeypatch: pytest.MonkeyPatch) -> 
     clock = Clock(monkeypatch, full_s=0.001)
     at_s = clock.run(lambda: {"a"}, 200)
     assert [round(each / 10) for each in at_s] == [6, 12, 18]
+    assert clock.changes == ["collect"] * 3  # without what is exempt
 
 
 @pytest.mark.parametrize(("full_s", "least", "most"), [(0.001, 1, 4), (0.02, 20, 22)])
@@ -74,3 +85,19 @@ def test_rarely_if_each_takes_long(monkeypatch: pytest.MonkeyPatch, full_s: floa
     assert 2 <= at_s[0] <= 4
     assert all(least <= after - before <= most for before, after in itertools.pairwise(at_s))
     assert len(at_s) >= 4
+
+
+def test_a_framework_that_a_load_imports_is_exempted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, full_s=0.001)
+    modules = dict(sys.modules)
+    monkeypatch.setattr(sys, "modules", modules)
+    process.freeze_imports()  # not in a process that is not ours
+    for name, value in (("set_threshold", lambda *_: None), ("enable", lambda: None)):
+        monkeypatch.setattr(gc, name, value)
+    process.collect_rarely()
+    process.freeze_imports()
+    assert clock.changes == ["freeze"]
+    modules |= {f"framework.{i}": ModuleType(f"framework.{i}") for i in range(400)}
+    process.freeze_imports()
+    process.freeze_imports()
+    assert clock.changes == ["freeze"] * 2

@@ -54,7 +54,8 @@ def _serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
         process.collect_rarely()  # before models are loaded, whose objects must be freed when they are unloaded
 
         def pools() -> set[Pool]:
-            return {pool for each in server.engine.deployments() if each.state == "READY" for pool in each.pools}
+            ready = [each for each in server.engine.deployments() if each.state == "READY"]
+            return {pool for each in ready if each.placement in ("inline", "thread") for pool in each.pools}
 
         await asyncio.gather(describe(server), process.collect_regularly(pools, 2 * GRACE_S))
 

@@ -309,7 +309,8 @@ class ModelControl:
         """Return the source at a url, or of this name in the repository."""
         source = self._repository.at(name, url) if url else self._repository.scan().get(name)
         if source is None:
-            raise errors.ModelNotFound(self._registry.dialect_of(name).unknown_to_load(name))
+            skipped = [f"; {each.file}: {each.reason}" for each in self._repository.skipped if each.is_of(name)]
+            raise errors.ModelNotFound(self._registry.dialect_of(name).unknown_to_load(name) + "".join(skipped[:1]))
         return source
 
     def _read_specs(self, name: str, source: Source) -> Sequence[ModelSpec]:

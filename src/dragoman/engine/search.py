@@ -50,6 +50,11 @@ class SkippedFile:
     file: str
     reason: str
 
+    def is_of(self, model: str) -> bool:
+        """Return whether a model of this name would be made of the file: the file or its folder has that name."""
+        path = Path(self.file)
+        return model in (path.parent.name, path.stem)
+
 
 @dataclass(slots=True)
 class Search:

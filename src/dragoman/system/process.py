@@ -29,6 +29,10 @@ _GC_INTERVAL_S = 0.5
 _GC_THRESHOLDS = (20_000, 20, 120)
 # A full collection also comes if nothing else causes one: the garbage of failed calls may hold their tensors.
 _GC_FULL_INTERVAL_S = 60.0
+# A framework has more modules than this. PyTorch and transformers have 3,000, and 400,000 objects: a full collection
+# would look at them for half a second, in which the event loop stops.
+_MANY_MODULES = 300
+_frozen_modules = 0  # number of modules when objects were last exempted from garbage collection; 0: never
 # The share of the time that full collections may take.
 _GC_SHARE = 0.001
 
@@ -112,18 +116,33 @@ def collect_rarely() -> None:
     Otherwise each full collection stops the event loop to look at all 60,000 of them. With thousands of streams, whose
     objects live until the next token, Python's own thresholds take a quarter of the CPU time.
     """
-    gc.freeze()
+    _freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     gc.enable()
+
+
+def _freeze() -> None:
+    global _frozen_modules
+    _frozen_modules = len(sys.modules)
+    gc.freeze()
+
+
+def freeze_imports() -> None:
+    """Exempt a framework that was just imported, too, before the objects of the model exist that is loaded with it.
+
+    Without effect in processes that have not called `collect_rarely`.
+    """
+    if _frozen_modules and len(sys.modules) > _frozen_modules + _MANY_MODULES:
+        _freeze()
 
 
 async def collect_regularly(find_models: Callable[[], Set[object]], delay_s: float) -> None:
     """Collect young garbage also while few objects are created, and all of it `delay_s` after a model was unloaded.
 
-    The objects of a few calls, and a model, may hold GBs of arrays. `find_models` returns what is loaded now. All
-    garbage is collected once in a minute too. Where models are loaded again and again, a full collection waits until a
-    thousand times the duration of the last one has passed: with thousands of connections each stops the event loop for
-    tens of milliseconds.
+    The objects of a few calls, and a model, may hold GBs of arrays. `find_models` returns what is loaded in this
+    process now. All garbage is collected once in a minute too, except objects that are exempt. Where models are loaded
+    again and again, a full collection waits until a thousand times the duration of the last one has passed: with
+    thousands of connections each stops the event loop for tens of milliseconds.
     """
     models, due_s, not_before_s = find_models(), list[float](), -math.inf
     regular_s = time.monotonic() + _GC_FULL_INTERVAL_S
@@ -136,9 +155,14 @@ async def collect_regularly(find_models: Callable[[], Set[object]], delay_s: flo
         if now_s <= max(min([regular_s, *due_s]), not_before_s):
             gc.collect(1)
             continue
+        is_after_unload = bool(due_s) and min(due_s) < now_s
         due_s, regular_s = [each for each in due_s if now_s <= each], now_s + _GC_FULL_INTERVAL_S
         began_s = time.thread_time()
+        if is_after_unload:  # the model may have been exempted with the modules of another one
+            gc.unfreeze()
         gc.collect(2)
+        if is_after_unload:
+            _freeze()
         not_before_s = now_s + (time.thread_time() - began_s) / _GC_SHARE
 
 

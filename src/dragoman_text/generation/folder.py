@@ -84,6 +84,11 @@ def explain_error(error: Exception, folder: Path) -> str:
             f"'{folder.name}' is of the model_type '{config.get('model_type')}', which the installed transformers does "
             "not know; install a newer one, or correct config.json"
         )
+    if "ignore_mismatched_sizes" in str(error):
+        return (
+            f"'{folder.name}' has weights of other shapes than config.json says; take both from the same place, and "
+            "correct sizes such as vocab_size and hidden_size"
+        )
     return f"'{folder.name}' cannot be loaded as a text model: {reason}"
 
 

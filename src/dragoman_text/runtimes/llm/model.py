@@ -8,6 +8,7 @@ from dragoman.core.errors import NotSupported
 from dragoman.core.runtime import Runtime
 from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
 from dragoman.runtimes.pretrained import takes_images
+from dragoman.system.process import freeze_imports
 from dragoman.system.threads import call_in_thread
 from dragoman_text.generation import folder as folders
 from dragoman_text.generation.gguf_file import GgufFile, open_file
@@ -47,8 +48,11 @@ class LanguageModel(TextModel):
             VISION.require("PIL")
 
     def start_engine(self, folder: Path) -> Any:
+        if folder.is_dir():
+            RUNTIME.require("transformers.modeling_utils")
         from dragoman_text.generation import loading
 
+        freeze_imports()
         options = loading.parse_options(self.spec.parameters)
         return loading.load_engine(folder, options, self.spec.max_queue, f"text-{self.spec.name}")
 

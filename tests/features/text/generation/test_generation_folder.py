@@ -1,8 +1,11 @@
 """Folders that cannot be served as text models: one line names the problem and a way to fix it."""
 
+import gc
 import json
 import re
 import shutil
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,9 @@ import pytest
 import dragoman
 from dragoman.core.calls import Load, Request
 from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.system import process
 from dragoman_text.generation.folder import explain_error
+from dragoman_text.runtimes.llm.model import LanguageModel
 
 INDEX = "model.safetensors.index.json"
 
@@ -89,6 +94,10 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
         r"config.json in 'broken' has num_local_experts 10000000, but the weights have \d+ tensors",
     ),
     (
+        lambda f: _config(f, vocab_size=999),
+        "has weights of other shapes than config.json says; .* sizes such as vocab_size and hidden_size",
+    ),
+    (
         _add_token,
         r"the tokenizer has the token id 1000000000, but the model has \d+ tokens \(vocab_size\); copy the tokenizer",
     ),
@@ -116,11 +125,25 @@ async def test_missing_and_broken_files_are_reported(
         assert re.search(message, caught.value.message)
 
 
+def test_frameworks_are_exempt_from_garbage_collection_and_the_model_is_not(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each full collection looks at 400,000 objects and stops the event loop for half a second."""
+    engines: list[bool] = []
+
+    def freeze() -> None:
+        engines.append(any(thread.name == "text-exempt" for thread in threading.enumerate()))
+
+    monkeypatch.setattr(gc, "freeze", freeze)
+    monkeypatch.setattr(process, "_frozen_modules", 1)  # as in a server before a framework is imported
+    LanguageModel(dragoman.ModelSpec(name="exempt", uri=str(llama_folder))).load()
+    assert engines == [False]
+    assert "transformers.modeling_utils" in sys.modules  # most modules come with this one
+
+
 def test_an_adapter_alone_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     spec = dragoman.ModelSpec(name="a", runtime="llm", uri=str(tmp_path))
-    from dragoman_text.runtimes.llm.model import LanguageModel
-
     with pytest.raises(ModelFailed, match="is a LoRA adapter, not a model; put it into the folder 'adapters'"):
         LanguageModel(spec).load()
 
