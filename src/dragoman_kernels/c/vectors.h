@@ -62,17 +62,6 @@ INLINE void store_bf16(uint16_t *to, floats a)
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 #endif
 }
-INLINE floats load_int8(const int8_t *from)
-{
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-}
-/* The integer in bits 4 * number to 4 * number + 3 of each of 16 words, -8 to 7. */
-INLINE floats load_int4(const uint32_t *from, int number)
-{
-    /* Looked up by the lowest 4 bits of each word; the instruction ignores the higher ones. */
-    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_loadu_si512(from), 4 * number), numbers);
-}
 /* 2 to the power of n, from the bits of n + 1.5 * 2^23. */
 INLINE floats power_of_two(floats shifted)
 {
@@ -142,18 +131,6 @@ INLINE void store_bf16(uint16_t *to, floats a)
 {
     __m256i packed = _mm256_packus_epi32(round_to_bf16(a.low), round_to_bf16(a.high));
     _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(packed, 0xd8));
-}
-INLINE floats load_int8(const int8_t *from)
-{
-    return (floats){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from))),
-                    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from + 8))))};
-}
-INLINE floats load_int4(const uint32_t *from, int number)
-{
-    __m256i low = _mm256_loadu_si256((const __m256i *)from), high = _mm256_loadu_si256((const __m256i *)(from + 8));
-    low = _mm256_srai_epi32(_mm256_slli_epi32(low, 28 - 4 * number), 28);
-    high = _mm256_srai_epi32(_mm256_slli_epi32(high, 28 - 4 * number), 28);
-    return (floats){_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)};
 }
 INLINE __m256 half_power_of_two(__m256 shifted)
 {
@@ -242,16 +219,6 @@ INLINE void store_bf16(uint16_t *to, floats a)
         uint32_t rounded = bits[i] + 0x7fff + (bits[i] >> 16 & 1); /* ties to even */
         to[i] = (uint16_t)(((bits[i] & 0x7fffffff) > 0x7f800000 ? bits[i] | 0x400000 : rounded) >> 16);
     }
-}
-INLINE floats load_int8(const int8_t *from)
-{
-    EACH_QUARTER(((quarter){from[4 * i], from[4 * i + 1], from[4 * i + 2], from[4 * i + 3]}))
-}
-INLINE floats load_int4(const uint32_t *from, int number)
-{
-    bits_quarter words[4];
-    memcpy(words, from, sizeof words);
-    EACH_QUARTER(__builtin_convertvector((int_quarter)(words[i] << (28 - 4 * number)) >> 28, quarter))
 }
 INLINE floats power_of_two(floats shifted) { EACH_QUARTER((quarter)(((bits_quarter)shifted.of[i] + 127) << 23)) }
 

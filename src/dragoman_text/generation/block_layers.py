@@ -1,5 +1,6 @@
-"""Decoders whose linear layers are in blocks in memory: those of quantized files."""
+"""Decoders whose linear layers are in blocks in memory: those of quantized files, and layers that are rounded here."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from dragoman.core.errors import ModelFailed
+from dragoman_kernels import NoKernels
 from dragoman_text.generation.fused import ARCHITECTURES
 from dragoman_text.generation.gguf_model import BlockKernels, MappedLinear
-from dragoman_text.generation.integer_weights import IntegerWeight, NoBlocks
+from dragoman_text.generation.integer_weights import IntegerWeight, NoBlocks, round_weight
 from dragoman_text.generation.quantized_files import read_weights
+
+log = logging.getLogger("dragoman.generation")
 
 # Layers of a decoder that are computed as one, from the same inputs.
 _TOGETHER = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
@@ -64,3 +69,34 @@ def with_layers(factory: Any, layers: Mapping[str, MappedLinear]) -> Any:
             self.set_submodule(name, layer)
 
     return type(factory.__name__, (factory,), {"__init__": initialize, "__module__": factory.__module__})
+
+
+def quantize_layers(model: Any, device: torch.device, bits: int) -> dict[str, MappedLinear]:
+    """Round the weights of a decoder's linear layers and of its output head to integers; return the layers by name.
+
+    The log states how much the logits differ. Raises ModelFailed if the kernels cannot multiply them.
+    """
+    layers: dict[str, MappedLinear] = {}
+    try:
+        if device.type != "cpu":
+            raise NoBlocks(f"expected the device cpu, got {device.type}")
+        if model.config.model_type not in ARCHITECTURES:
+            raise NoBlocks(f"expected a model type of {', '.join(ARCHITECTURES)}, got {model.config.model_type}")
+        kernels, before = BlockKernels(), _logits(model)
+        for name in [name for name, each in model.named_modules() if type(each) is nn.Linear]:
+            linear = model.get_submodule(name)
+            layers[name] = kernels.linear(name, round_weight(linear.weight, bits), linear.bias)
+            model.set_submodule(name, layers[name])
+    except (NoBlocks, NoKernels) as error:
+        raise ModelFailed(f"parameter 'quantization': 'int{bits}' is not possible: {error}") from error
+    difference = float((_logits(model) - before).norm() / before.norm())
+    log.info("quantized to int%d: logits differ by %.2g (norm of the difference)", bits, difference)
+    return layers
+
+
+def _logits(model: Any) -> torch.Tensor:
+    """Return the logits of a few tokens."""
+    tokens = torch.arange(3, 22) % model.config.vocab_size
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+    return logits

@@ -130,7 +130,6 @@ class GeneralRunner:
 
     native = graphs = False
     batch_invariant = True  # one sequence after the other
-    quantization = "none"
     prefill_chunk: int | None = 1 << 30  # prompts are computed whole: not all caches can be continued by several tokens
 
     def __init__(self, pretrained: Pretrained, vision: VisionProcessor | None = None) -> None:

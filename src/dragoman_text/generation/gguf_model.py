@@ -59,12 +59,11 @@ class Segment:
 class BlockKernels:
     """The functions of blocks.c for a model, and the threads that call them. Raises NoKernels.
 
-    file: that has the weights, None if they are in memory. threads: number of threads, which the caller's is one of.
+    file: that has the weights, None if they are in memory. A product has as many threads as those of PyTorch.
     """
 
     def __init__(self, file: GgufFile | None = None) -> None:
         form = best_form()
-        self.threads = 1
         self._linear = function("blocks_linear", form, ctypes.c_void_p)
         self._rows = function("blocks_rows", form, *[ctypes.c_int64] * 7)
         self._data = np.frombuffer(b"" if file is None else file.data, np.uint8)
@@ -100,7 +99,7 @@ class BlockKernels:
         outputs = (output.data_ptr(), layer.outputs)
         call = structures.BlockCall(layer.address, inputs.data_ptr(), rows, *outputs, addresses, loops.ctypes.data)
         keep = (self, layer, inputs, output, loops, memory, call)
-        self._step_threads.run(self._linear, [(ctypes.addressof(call),)] * self.threads, keep)
+        self._step_threads.run(self._linear, [(ctypes.addressof(call),)] * torch.get_num_threads(), keep)
         return output
 
 

@@ -79,9 +79,7 @@ class IntegerWeight:
         if not groups or inputs % (GROUP * groups):
             raise NoBlocks(f"expected groups of a multiple of {GROUP} inputs, got {inputs} inputs in {groups} groups")
         scales, zeros = (self._by_input(each)[:, ::GROUP].expand(rows, -1) for each in (self.scales, self.zeros))
-        halves = scales.half()
-        if not bool((halves.float() - scales).abs().max() <= _SCALE_ERROR * scales.abs().max()):
-            raise NoBlocks("its scales are beyond the range of FP16")
+        halves = _fp16_scales(scales)
         if not bool(((zeros == zeros.round()) & (zeros >= 0) & (zeros <= 255)).all()):
             raise NoBlocks("its zero points are not integers of 8 bits")
         blocks, zeros = self.integers.view(rows, -1, GROUP), zeros.to(torch.uint8)
@@ -115,3 +113,31 @@ def _parts(rows: int, inputs: int) -> list[slice]:
 
 def _shifted(integers: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
     return integers.short() - zeros.short()[:, :, None]
+
+
+def _fp16_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Return the scales of a weight in FP16. Raises NoBlocks if they would be rounded too much."""
+    halves = scales.half()
+    if not bool((halves.float() - scales).abs().max() <= _SCALE_ERROR * scales.abs().max()):
+        raise NoBlocks("its scales are beyond the range of FP16")
+    return halves
+
+
+def round_weight(weight: torch.Tensor, bits: int) -> IntegerWeight:
+    """Round a weight [N, K] to integers of 8 or 4 bits with one scale for each 32 inputs, as llama.cpp does.
+
+    8 bits: -127 to 127. 4 bits: -8 to 7, where the largest weight of a group becomes -8.
+    Raises NoBlocks for inputs that are not a multiple of 32, and for scales that FP16 does not have.
+    """
+    rows, inputs = weight.shape
+    if inputs % GROUP:
+        raise NoBlocks(f"expected a multiple of {GROUP} inputs, got {inputs}")
+    lowest, highest = (-127, 127) if bits == 8 else (-8, 7)
+    integers, scales = torch.empty(rows, inputs, dtype=torch.uint8), torch.empty(rows, inputs // GROUP)
+    for part in _parts(rows, inputs):
+        groups = weight[part].detach().float().reshape(-1, inputs // GROUP, GROUP)
+        largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+        scale = _fp16_scales(largest.abs() / 127 if bits == 8 else largest / -8).float()
+        rounded = (groups / torch.where(scale == 0, 1.0, scale)).round().clamp(lowest, highest)
+        integers[part], scales[part] = (rounded + 128).to(torch.uint8).flatten(1), scale[..., 0]
+    return IntegerWeight(integers, scales, torch.full((1, inputs // GROUP), 128))

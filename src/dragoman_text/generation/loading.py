@@ -34,11 +34,12 @@ from dragoman_text.generation.job import PromptRequest
 from dragoman_text.generation.memory import release_memory
 from dragoman_text.generation.pretrained import (
     DTYPES,
+    QUANTIZATIONS,
     Pretrained,
     depends_on_length,
     load_pretrained,
 )
-from dragoman_text.generation.runner import QUANTIZATIONS, PackingFailed, Runner
+from dragoman_text.generation.runner import PackingFailed, Runner
 from dragoman_text.generation.speculation import DraftSource, PromptLookups, Speculation
 from dragoman_text.generation.text_engine import check_options
 from dragoman_text.generation.vision import ImageLimits, VisionProcessor
@@ -63,7 +64,7 @@ class EngineOptions(GrammarLimits):
     cache_memory: GiB of the key-value cache (0: a quarter of the free memory, half on a GPU).
     packed: store weights in the layout of the CPU's kernels.
     cuda_graphs: record decoding steps on a GPU as CUDA graphs.
-    quantization: "none", "int8" or "int4": bits of a weight in memory, on a CPU with AVX2.
+    quantization: "none", "int8" or "int4": bits of a weight in memory, on a CPU.
     speculative_tokens: maximum number of drafted tokens of a sequence per step (0: no speculative decoding).
     speculative_ngram: maximum number of last tokens that are searched for earlier in the text.
     draft_model: folder, relative to the model's, of a small model that drafts instead ("": search in the text).
@@ -250,6 +251,7 @@ def _engine(
         "cache_tokens": budget,
         "threads": threads,
         **_runner_details(runner),
+        "quantization": options.quantization,
         "parameters": pretrained.parameters,
         "file_format": pretrained.file_format,
         "file_quantization": pretrained.file_quantization,
@@ -275,7 +277,6 @@ def _runner_details(runner: Runner | GeneralRunner) -> Mapping[str, Any]:
         "machine_code": runner.native,
         "batch_invariant": runner.batch_invariant,
         "cuda_graphs": runner.graphs,
-        "quantization": runner.quantization,
         "forward": runner.forward,
         "model_type": str(runner.config.model_type),
         "vocabulary": runner.config.vocab_size,
@@ -321,26 +322,19 @@ def _speculation(options: EngineOptions, drafter: Runner | None, budget: int) ->
 
 def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Runner | GeneralRunner, Pretrained]:
     """Load the model with our attention if that gives the logits of the model's own code, else with its own code."""
-    pretrained = load_pretrained(folder, options.dtype, device, maps=options.packed and options.quantization == "none")
+    bits = QUANTIZATIONS[options.quantization]
+    pretrained = load_pretrained(folder, options.dtype, device, maps=options.packed and not bits, bits=bits)
     own_code = pretrained.is_encoder_decoder or pretrained.has_vision
     own_code = own_code or depends_on_length(pretrained.config, options.max_context)
     for packed in () if own_code else dict.fromkeys((options.packed, False)):
         try:
-            runner = Runner(
-                pretrained, packed=packed, quantization=options.quantization, cuda_graphs=options.cuda_graphs
-            )
-            return runner, pretrained
+            return Runner(pretrained, packed=packed, cuda_graphs=options.cuda_graphs), pretrained
         except PackingFailed as error:
             log.info("weights of model type %s are not packed: %s", pretrained.config.model_type, error)
-            pretrained = load_pretrained(folder, options.dtype, device)
+            pretrained = load_pretrained(folder, options.dtype, device, bits=bits)
         except UnsupportedArchitecture as error:
             log.info("model type %s runs with its own code: %s", pretrained.config.model_type, error)
             break
-    if options.quantization != "none":
-        raise ModelFailed(
-            f"parameter 'quantization': expected 'none' for models of type '{pretrained.config.model_type}', "
-            f"got '{options.quantization}'"
-        )
     images = ImageLimits(options.max_images, options.max_image_bytes, options.max_image_pixels)
     vision = VisionProcessor(folder, images, options.prompt_s) if pretrained.has_vision else None
     return GeneralRunner(pretrained, vision), pretrained

@@ -12,7 +12,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import takes_images
 from dragoman.system.load_steps import report_step
 from dragoman_kernels import NoKernels
-from dragoman_text.generation.block_layers import read_blocks, with_layers
+from dragoman_text.generation.block_layers import quantize_layers, read_blocks, with_layers
 from dragoman_text.generation.fused import is_cpu
 from dragoman_text.generation.gguf_conversion import require_conversion
 from dragoman_text.generation.gguf_file import open_file
@@ -27,6 +27,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+# Bits of a weight in memory by name; 0: those of the dtype, or of the file.
+QUANTIZATIONS: Mapping[str, int] = {"none": 0, "int8": 8, "int4": 4}
 # Maximum difference of logits by rounding, relative to the largest logit.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 # Of weights in blocks, whose products round activations to 8 bits: the last bit of one may decide how it is rounded.
@@ -81,11 +83,11 @@ class Pretrained:
         return self.context or _DEFAULT_CONTEXT
 
 
-def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = False) -> Pretrained:
-    """Load the weights of a folder or a GGUF file. Raises ModelFailed if some are missing.
+def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = False, bits: int = 0) -> Pretrained:
+    """Load the weights of a folder or a GGUF file. Raises ModelFailed if some are missing, or cannot be quantized.
 
     maps: keep quantized weights in their bits, in a GGUF file or in memory, if the kernels can multiply with them. They
-    are converted otherwise.
+    are converted otherwise. bits: of `QUANTIZATIONS`: round the weights of linear layers and of the output head.
     """
     device = torch.device(device_name)
     if maps and folder.is_file() and (mapped := _map(folder, dtype, device)):
@@ -137,6 +139,9 @@ def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = 
     saved = model.generation_config
     if is_dequantized and (folder / GENERATION_CONFIG_NAME).is_file():
         saved = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    count = sum(each.numel() for each in model.parameters()) + sum(each.weights for each in layers.values())
+    if bits:
+        layers = quantize_layers(model, device, bits)
     # The engine applies all rules of generation itself.
     model.generation_config = GenerationConfig(**{name: getattr(saved, name, None) for name in _SPECIAL_TOKENS})
     return Pretrained(
@@ -146,7 +151,7 @@ def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = 
         device,
         has_vision,
         getattr(saved, "forced_bos_token_id", None),
-        sum(each.numel() for each in model.parameters()) + sum(each.weights for each in layers.values()),
+        count,
         file_format,
         file_quantization,
         *_blocks_of(layers.values()),

@@ -41,7 +41,6 @@ from dragoman_text.generation.fused import (
 from dragoman_text.generation.general import check_tokens
 from dragoman_text.generation.gguf_model import MappedModel, joining
 from dragoman_text.generation.job import BatchRow
-from dragoman_text.generation.native.quantized import dequantize_layers
 from dragoman_text.generation.native.step import NativeStep, Unsupported, step_code
 from dragoman_text.generation.pretrained import Pretrained
 from dragoman_text.generation.step_graphs import Record, StepGraphs
@@ -49,8 +48,6 @@ from dragoman_text.generation.threads import MAX_THREADS, AdaptiveThreads, faste
 
 log = logging.getLogger("dragoman.generation")
 
-# Bits of a weight by name; 0: those of the dtype.
-QUANTIZATIONS: Mapping[str, int] = {"none": 0, "int8": 8, "int4": 4}
 # Tokens of two sequences by step, (sequence, tokens): both begin, one or both continue.
 _SAMPLE_STEPS = (((0, 7), (1, 5)), ((0, 1), (1, 3)), ((0, 1),), ((0, 2),))
 # Numbers of sequences of a step beside which one sequence must have the same logits, and tokens of their prompts. Few,
@@ -78,8 +75,6 @@ class Runner:
     model is then as it was. With `packed`, raises PackingFailed if its layers cannot be packed; it is then unusable.
 
     batch_invariant: whether the logits of a sequence had the same bits alone and beside others at load.
-    quantization: of `QUANTIZATIONS`; the logits are then compared with those of the rounded weights. Raises ModelFailed
-    if the kernels cannot compute that.
     cuda_graphs: record decoding steps on a GPU as CUDA graphs.
     """
 
@@ -88,12 +83,9 @@ class Runner:
     is_encoder_decoder = False
     fixed_bytes = 0
 
-    def __init__(
-        self, pretrained: Pretrained, *, packed: bool = True, quantization: str = "none", cuda_graphs: bool = True
-    ) -> None:
+    def __init__(self, pretrained: Pretrained, *, packed: bool = True, cuda_graphs: bool = True) -> None:
         self.device, self.dtype = pretrained.device, pretrained.dtype
         self._blocks, self._tolerance = pretrained.blocks, pretrained.tolerance
-        self.quantization, self._bits = quantization, QUANTIZATIONS[quantization]
         self.fused: FusedModel | None = None
         self._adaptive_threads: AdaptiveThreads | None = None
         self._native: StepFunction | None = None
@@ -191,8 +183,6 @@ class Runner:
 
     def _use_threads(self, threads: int) -> None:
         torch.set_num_threads(threads)
-        if self._blocks is not None:
-            self._blocks.threads = threads
         if self._native is not None:
             self._native.threads = threads
 
@@ -271,7 +261,7 @@ class Runner:
         self.shape = CacheShape(len(forms), config.num_key_value_heads, config.head_dim, config.head_dim)
         self._native, self.fused = None, FusedModel(model, forms, joining(pack_layers))
         try:
-            return NativeStep(step_code(model, forms, self._bits), self.fused, forms)
+            return NativeStep(step_code(model, forms), self.fused, forms)
         except Unsupported as error:
             self._use_pytorch(str(error))
             return None
@@ -317,7 +307,7 @@ class Runner:
     def _use_native(self, forms: Mapping[int, AttentionForm], expected: torch.Tensor) -> bool:
         """Use the kernels if there are any and give the same logits, as their layers do in PyTorch; log why not."""
         try:
-            code = step_code(self.model, forms, self._bits)
+            code = step_code(self.model, forms)
         except Unsupported as error:
             self._use_pytorch(str(error))
             return False
@@ -326,8 +316,6 @@ class Runner:
             return False
         fused = FusedModel(self.model, forms, joining(code.pack))
         native = NativeStep(code, fused, forms)
-        if self._bits:
-            expected = self._quantized_logits(expected)
         self.fused = fused
         if self.agrees(expected, "the forward pass with the kernels"):
             self._native = native
@@ -338,18 +326,8 @@ class Runner:
         return False
 
     def _use_pytorch(self, reason: str, level: int = logging.INFO) -> None:
-        """Log why the kernels are not used. Raises ModelFailed if the weights are to be quantized."""
-        if self._bits:
-            raise ModelFailed(f"parameter 'quantization': '{self.quantization}' is not possible: {reason}")
+        """Log why the kernels are not used."""
         log.log(level, "the kernels are not used, PyTorch computes: %s", reason)
-
-    def _quantized_logits(self, expected: torch.Tensor) -> torch.Tensor:
-        """Quantize the weights of the loaded model and return the logits of its code; log how much they differ."""
-        dequantize_layers(self.model, self._bits)
-        logits = self._sample_logits()
-        error = float((logits - expected).norm() / expected.norm())
-        log.info("quantized to %s: logits differ by %.2g (norm of the difference)", self.quantization, error)
-        return logits
 
     def _check_packed(self, expected: torch.Tensor) -> None:
         try:

@@ -6,7 +6,7 @@ import torch
 
 # Weights are stored in blocks of this many columns (outputs), adjacent for each step along the inputs.
 COLUMNS = 64
-# Inputs of a column that have one scale, if weights are quantized.
+# Inputs of a block of weights: one scale for each, and one for the activations.
 GROUP = 32
 # Numbers of a vector of the kernels.
 LANES = 16
@@ -19,7 +19,7 @@ class KernelConfig:
     """Dimensions of a model. bf16: weights, keys and values are BF16 (else FP32); sums and states are always FP32.
 
     qk_norm: the queries and keys of each head are normalized (Qwen 3). eps: of the norms. scaling: of the scores of
-    attention. bits: of a quantized weight, 8 or 4; 0 for the model's dtype. form: of the kernels.
+    attention. form: of the kernels.
     """
 
     layers: int
@@ -33,7 +33,6 @@ class KernelConfig:
     qk_norm: bool
     bf16: bool
     form: str
-    bits: int = 0
     scaling: float = 1.0
 
     @property
@@ -63,16 +62,11 @@ class KernelConfig:
     @property
     def parts(self) -> int:
         """Parts of the columns of a block that are stored one after the other, for tiles that read only one of them."""
-        return 1 if self.form.startswith("avx512") or self.bits else COLUMNS // LANES
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of a group of quantized weights of a block: scales in BF16, then integers."""
-        return COLUMNS * 2 + COLUMNS * GROUP * self.bits // 8
+        return 1 if self.form.startswith("avx512") else COLUMNS // LANES
 
     def block_bytes(self, inputs: int) -> int:
         """Return the bytes of a block of weights."""
-        return inputs // GROUP * self.group_bytes if self.bits else inputs * self.item_bytes * COLUMNS
+        return inputs * self.item_bytes * COLUMNS
 
 
 def pad(columns: int) -> int:

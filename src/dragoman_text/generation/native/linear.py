@@ -11,7 +11,6 @@ import dragoman_kernels
 from dragoman_kernels.threads import StepThreads
 from dragoman_text.generation.fused import concatenate
 from dragoman_text.generation.native.config import COLUMNS, KernelConfig, pad
-from dragoman_text.generation.native.quantized import pack_quantized
 from dragoman_text.generation.native.structures import COUNTER_BYTES, PANEL_ROWS, LinearCall, LinearLayer
 
 
@@ -50,7 +49,7 @@ class BlockLinear:
         self._code = code
         config = code.config
         self.out_features, self.in_features = weight.shape
-        self.weights = pack_quantized(weight, config) if config.bits else pack_blocks(weight, config)
+        self.weights = pack_blocks(weight, config)
         self.bias = torch.zeros(pad(self.out_features))
         if bias is not None:
             self.bias[: self.out_features] = bias
@@ -61,7 +60,6 @@ class BlockLinear:
             blocks=pad(self.out_features) // COLUMNS,
             block_bytes=config.block_bytes(self.in_features),
             bf16=config.bf16,
-            bits=config.bits,
         )
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

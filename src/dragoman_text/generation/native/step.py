@@ -13,7 +13,7 @@ from dragoman_text.generation.cache import KeyValueCache
 from dragoman_text.generation.fused import FusedModel, has_fixed_rotary
 from dragoman_text.generation.gguf_model import MappedEmbedding, MappedLinear, input_memory
 from dragoman_text.generation.job import BatchRow
-from dragoman_text.generation.native.config import COLUMNS, GROUP, LANES, MAX_HEAD_SIZE, KernelConfig, pad
+from dragoman_text.generation.native.config import COLUMNS, LANES, MAX_HEAD_SIZE, KernelConfig, pad
 from dragoman_text.generation.native.linear import BlockLinear, StepCode
 from dragoman_text.generation.native.structures import (
     COUNTER_BYTES,
@@ -208,24 +208,22 @@ class Unsupported(Exception):
     """The kernels cannot compute the model; the message says why."""
 
 
-def step_code(model: Any, forms: Mapping[int, AttentionForm], bits: int) -> StepCode:
-    """Return the kernels for a model of `fused.ARCHITECTURES`, with weights in this number of bits; 0 for its dtype.
-
-    Raises Unsupported, or NoKernels if this installation has none.
-    """
+def step_code(model: Any, forms: Mapping[int, AttentionForm]) -> StepCode:
+    """Return the kernels for a model of `fused.ARCHITECTURES`. Raises Unsupported, or NoKernels if this installation
+    has none."""
     if {(form.scaling, form.softcap) for form in forms.values()} != {(forms[0].scaling, 0.0)}:
         raise Unsupported("its layers differ in the scaling of attention, or have a soft cap")
-    return StepCode(_kernel_config(model, bits, forms[0].scaling))
+    return StepCode(_kernel_config(model, forms[0].scaling))
 
 
-def _kernel_config(model: Any, bits: int, scaling: float) -> KernelConfig:
+def _kernel_config(model: Any, scaling: float) -> KernelConfig:
     config, attention, embed = model.config, model.model.layers[0].self_attn, model.model.embed_tokens
     dtype = torch.float32 if isinstance(embed, MappedEmbedding) else embed.weight.dtype
     bf16, head_size = dtype is torch.bfloat16, int(attention.head_dim)
     for name, size, multiple in (
         ("head size", head_size, 2 * LANES),
-        ("hidden size", config.hidden_size, GROUP if bits else LANES),
-        ("intermediate size", config.intermediate_size, GROUP if bits else 2 if bf16 else 1),
+        ("hidden size", config.hidden_size, LANES),
+        ("intermediate size", config.intermediate_size, 2 if bf16 else 1),
     ):
         if size % multiple:
             raise Unsupported(f"{name}: expected a multiple of {multiple}, got {size}")
@@ -246,7 +244,6 @@ def _kernel_config(model: Any, bits: int, scaling: float) -> KernelConfig:
         eps=float(config.rms_norm_eps),
         qk_norm=getattr(attention, "q_norm", None) is not None,
         bf16=bf16,
-        bits=bits,
         form=best_form(),
         scaling=scaling,
     )

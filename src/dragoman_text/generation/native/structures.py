@@ -61,7 +61,6 @@ class LinearLayer(ctypes.Structure):
         ("blocks", _INTEGER),
         ("block_bytes", _INTEGER),
         ("bf16", _INTEGER),
-        ("bits", _INTEGER),
         ("blocked", _ADDRESS),
     )
 

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 import dragoman_kernels
 from dragoman.core.errors import ModelFailed
 from dragoman_text.generation.cache import KeyValueCache
+from dragoman_text.generation.gguf_model import MappedLinear
+from dragoman_text.generation.integer_weights import NoBlocks, round_weight
 from dragoman_text.generation.job import BatchRow
-from dragoman_text.generation.native.config import COLUMNS, GROUP, LANES, KernelConfig
+from dragoman_text.generation.native.config import COLUMNS, LANES, KernelConfig
 from dragoman_text.generation.native.linear import StepCode, pack_blocks
-from dragoman_text.generation.native.quantized import dequantize, pack_quantized
 from dragoman_text.generation.native.structures import AttentionHead, AttentionShape
-from dragoman_text.generation.pretrained import load_pretrained
-from dragoman_text.generation.runner import QUANTIZATIONS, Runner
+from dragoman_text.generation.pretrained import QUANTIZATIONS, load_pretrained
+from dragoman_text.generation.runner import Runner
 from dragoman_text.generation.threads import MAX_THREADS, fastest_thread_count
 from features.kernels.forms import forms
 from features.text.generation.kernel_references import (
@@ -111,7 +112,7 @@ def load_runner(folder: Path, form: str = "", quantization: str = "none") -> tup
     with pytest.MonkeyPatch.context() as patch:
         if name:
             patch.setenv("KERNELS_FORM", name)
-        runner = Runner(load_pretrained(folder, dtype or "float32", "cpu"), quantization=quantization)
+        runner = Runner(load_pretrained(folder, dtype or "float32", "cpu", bits=QUANTIZATIONS[quantization]))
     assert runner.native
     cache = KeyValueCache(runner.shape, 4096, runner.dtype, runner.device)
     cache.reserve(8, 96)
@@ -312,30 +313,53 @@ def test_quantized_logits_equal_those_of_the_rounded_weights(
         original = model(torch.tensor([text])).logits[0]
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
-                layer.weight = torch.nn.Parameter(dequantize(layer.weight, QUANTIZATIONS[bits]), requires_grad=False)
+                weight = round_weight(layer.weight, QUANTIZATIONS[bits]).dense()
+                layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         rounded = model(torch.tensor([text])).logits[0]
     error, cost = (found - rounded).norm() / rounded.norm(), (rounded - original).norm() / original.norm()
-    assert error < (0.08 if "bfloat16" in form else 1e-5)
+    assert error < (0.12 if "bfloat16" in form else 0.04)
     assert cost < (0.03 if bits == "int8" else 0.4)
     assert cost > 1e-4, "nothing was rounded"
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("kind", "reason"),
     [
-        ({"hidden_size": 48}, "hidden size: expected a multiple of 32, got 48"),
-        ({"head_dim": 24}, "head size: expected a multiple of 32, got 24"),
+        ("Llama", "expected a multiple of 32 inputs, got 48"),
+        ("Gemma", "expected a model type of llama, mistral, qwen2, qwen3, got gemma"),
     ],
 )
-def test_models_that_cannot_be_quantized_are_rejected(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, **options})).save_pretrained(tmp_path)
+def test_models_that_cannot_be_quantized_are_rejected(tmp_path: Path, kind: str, reason: str) -> None:
+    config = getattr(transformers, f"{kind}Config")(**{**SMALL, "hidden_size": 48})
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
     with pytest.raises(ModelFailed, match=f"parameter 'quantization': 'int8' is not possible: {reason}"):
-        Runner(load_pretrained(tmp_path, "float32", "cpu"), quantization="int8")
+        load_pretrained(tmp_path, "float32", "cpu", bits=8)
 
 
-def test_quantization_needs_packed_weights(folders: Path) -> None:
-    with pytest.raises(ModelFailed, match="weights are not packed"):
-        Runner(load_pretrained(folders / "llama", "float32", "cpu"), packed=False, quantization="int8")
+def test_the_memory_of_quantized_weights(folders: Path) -> None:
+    """8.5 and 4.5 bits for each weight of the layers and of the head."""
+    for bits, per_weight in ((8, 8.5), (4, 4.5)):
+        model = load_pretrained(folders / "llama", "float32", "cpu", bits=bits).model
+        layers = [each for each in model.modules() if isinstance(each, MappedLinear)]
+        memories = [layer.segments[0].memory for layer in layers]
+        assert len(layers) == 3 * 7 + 1
+        assert [0 if each is None else 8 * each.numel() for each in memories] == [
+            per_weight * layer.weights for layer in layers
+        ]
+        assert not any(type(each) is torch.nn.Linear for each in model.modules())
+
+
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.0042), (4, 0.13)])
+def test_rounded_weights(bits: int, error: float) -> None:
+    """Half a step of the integers, plus the rounding of the scale to FP16; in 4 bits the clamped opposite of -8."""
+    weights = random_tensor(1, 50, 640) * random_tensor(2, 50, 1).exp()
+    weights[0], weights[1, 1:] = 0.0, 0.0
+    groups = weights.view(50, 20, 32)
+    rounded = round_weight(weights, bits).dense().view(50, 20, 32)
+    assert bool(((rounded - groups).abs() <= groups.abs().amax(-1, keepdim=True) * error).all())
+    for factor in (1e-7, 1e8):
+        with pytest.raises(NoBlocks, match="scales are beyond the range of FP16"):
+            round_weight(weights * factor, bits)
 
 
 def test_an_installation_without_kernels_says_so(
@@ -351,7 +375,7 @@ def test_an_installation_without_kernels_says_so(
     cache.reserve(1, 32)
     assert runner.run(cache, [BatchRow(0, 0, [3])]).shape == (1, 150)
     with pytest.raises(ModelFailed, match="'int8' is not possible: KERNELS_FORM is none"):
-        Runner(load_pretrained(folders / "llama", "float32", "cpu"), quantization="int8")
+        load_pretrained(folders / "llama", "float32", "cpu", bits=8)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -407,7 +431,7 @@ def product(inputs: torch.Tensor, block: torch.Tensor, config: KernelConfig) -> 
     """Return the product of inputs with one block of weights, by the kernel."""
     rows, size = inputs.shape
     sums = torch.full((rows, COLUMNS), float("nan"))
-    types = (_ADDRESS, _INTEGER, _ADDRESS, _ADDRESS, *[_INTEGER] * 4)
+    types = (_ADDRESS, _INTEGER, _ADDRESS, _ADDRESS, *[_INTEGER] * 3)
     function = dragoman_kernels.function("product", config.form, *types)
     function(
         inputs.data_ptr(),
@@ -417,7 +441,6 @@ def product(inputs: torch.Tensor, block: torch.Tensor, config: KernelConfig) -> 
         rows,
         size,
         config.bf16,
-        config.bits,
     )
     return sums
 
@@ -449,24 +472,6 @@ def test_numbers_are_rounded_to_the_nearest_bf16(form: str) -> None:
     is_nan = numbers.isnan()
     assert torch.equal(rounded.isnan(), is_nan)
     assert torch.equal(rounded[~is_nan], numbers[~is_nan].bfloat16())
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("form", FORMS)
-@given(rows=st.integers(1, 40), groups=st.integers(1, 20), seed=st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
-def test_quantized_product_equals_its_reference(form: str, bits: int, rows: int, groups: int, seed: int) -> None:
-    config, size = kernel_config(form, bits=bits), groups * GROUP
-    inputs = random_tensor(seed, rows, size).to(config.dtype)
-    weights = random_tensor(seed + 1, COLUMNS, size) * random_tensor(seed + 2, COLUMNS, 1).exp()
-    weights[0], weights[1, 1:] = 0.0, 0.0
-    sums = product(inputs, pack_quantized(weights, config), config)
-    rounded = dequantize(weights, bits)
-    torch.testing.assert_close(sums, product_reference(inputs.double(), rounded.double()), rtol=1e-4, atol=1e-3)
-    # Half a step of the integers, plus the rounding of the scale to BF16, and in 4 bits the clamped opposite of -8.
-    largest = weights.view(COLUMNS, groups, GROUP).abs().amax(-1, keepdim=True)
-    error = (rounded - weights).view(COLUMNS, groups, GROUP).abs()
-    assert bool((error <= largest * (0.0045 if bits == 8 else 0.13)).all())
 
 
 @pytest.mark.parametrize("size", [48, 42])

@@ -217,7 +217,9 @@ async def test_invalid_images(llava: LanguageModel, parts: list[Any], message: s
 
 
 def test_quantization_of_a_model_with_vision_is_rejected(folder: Path) -> None:
-    with pytest.raises(ModelFailed, match="parameter 'quantization': expected 'none' for models of type 'llama'"):
+    with pytest.raises(
+        ModelFailed, match="parameter 'quantization': 'int8' is not possible: expected a model type of llama, "
+    ):
         load_model(folder, quantization="int8")
 
 

@@ -16,9 +16,8 @@ pytest.importorskip("torch")
 import torch
 
 import dragoman_kernels
-from dragoman_text.generation.native.config import COLUMNS, GROUP, LANES, KernelConfig
+from dragoman_text.generation.native.config import COLUMNS, LANES, KernelConfig
 from dragoman_text.generation.native.linear import pack_blocks
-from dragoman_text.generation.native.quantized import pack_quantized
 from dragoman_text.generation.native.structures import AttentionHead, AttentionShape
 from features.kernels.forms import forms
 from features.text.generation.test_generation_gguf_blocks import FLOATS, QUANTIZED, multiply, states, weights
@@ -50,21 +49,19 @@ class Guarded:
         return torch.from_numpy(end).view(tensor.dtype).view(tensor.shape)
 
 
-def config_of(form: str, bf16: bool, bits: int = 0, **changes: Any) -> KernelConfig:
+def config_of(form: str, bf16: bool, **changes: Any) -> KernelConfig:
     sizes = {"layers": 1, "hidden": 64, "intermediate": 64, "query_heads": 2, "kv_heads": 1, "head_size": 32}
-    return KernelConfig(**{**sizes, **changes}, vocabulary=64, eps=1e-6, qk_norm=True, bf16=bf16, form=form, bits=bits)
+    return KernelConfig(**{**sizes, **changes}, vocabulary=64, eps=1e-6, qk_norm=True, bf16=bf16, form=form)
 
 
-@pytest.mark.parametrize("bits", [0, 8, 4])
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("form", forms())
-def test_products(form: str, bf16: bool, bits: int) -> None:
-    config = config_of(form, bf16, bits)
-    types = (_ADDRESS, _INTEGER, _ADDRESS, _ADDRESS, *[_INTEGER] * 4)
+def test_products(form: str, bf16: bool) -> None:
+    config = config_of(form, bf16)
+    types = (_ADDRESS, _INTEGER, _ADDRESS, _ADDRESS, *[_INTEGER] * 3)
     product = dragoman_kernels.function("product", form, *types)
-    pack = pack_quantized if bits else pack_blocks
-    for size in (GROUP, 96) if bits else (2, 34, 96):
-        block = pack(torch.randn(COLUMNS, size).to(config.dtype), config)
+    for size in (2, 34, 96):
+        block = pack_blocks(torch.randn(COLUMNS, size).to(config.dtype), config)
         for rows in (1, 2, 3, 4, 5, 6, 7, 13, 20):
             inputs, results = torch.randn(rows, size).to(config.dtype), []
             for copy in (torch.clone, Guarded()):
@@ -77,7 +74,6 @@ def test_products(form: str, bf16: bool, bits: int) -> None:
                     rows,
                     size,
                     bf16,
-                    bits,
                 )
                 results.append(sums.clone())
             assert torch.equal(*results)
