@@ -21,6 +21,8 @@ settings.load_profile("default-run")
 
 # Threads of PyTorch and XGBoost sleep while they wait: by default they spin, at the cost of other test processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# So do those of OpenBLAS, which NumPy starts: 2^4 cycles of waiting instead of 2^26, a sixth of the time of an import.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 # What starts many processes, computes much or waits: folders, files of more than four seconds of CPU time, and tests
 # that alone import a large package.
@@ -70,6 +72,19 @@ SLOW = (
 )
 
 
+# What a release consists of, and pages that take long to follow: run by `./scripts/test-release`.
+RELEASE = (
+    "tests/deploy/test_release.py",
+    "tests/docs/test_notebook.py",
+    "tests/docs/test_operate_page.py",
+    "tests/docs/test_site.py::test_every_page_is_built",
+    "tests/docs/test_site.py::test_every_public_name_is_documented",
+    "tests/docs/test_site.py::test_pages_load_nothing_from_other_hosts_and_can_be_searched",
+    "tests/house/test_names_of_bases.py",
+    "tests/openapi/test_generated_client.py",
+)
+
+
 # Tests outside of `tests/features` that combine features: folders, files, tests. They are left out if one is missing.
 COMBINED = tuple((Path(__file__).parent / "tests" / "combined.txt").read_text().split())
 MISSING = [
@@ -106,6 +121,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker("slow")
+        if item.nodeid.startswith(RELEASE) and "DRAGOMAN_TEST_RELEASE" not in os.environ:
+            item.add_marker(pytest.mark.skip("slow; run by ./scripts/test-release"))
         if MISSING and item.nodeid.partition("[")[0] in COMBINED:
             item.add_marker(pytest.mark.skip(f"needs {', '.join(MISSING)}"))
 

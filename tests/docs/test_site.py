@@ -33,14 +33,21 @@ def pages_in(nav: Any) -> Iterator[str]:
             yield from pages_in(each)
 
 
-def test_every_page_is_in_the_navigation(site: Path) -> None:
-    """Also checks the links of the built pages, as the command does."""
-    listed = {*pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])}
+@pytest.fixture(scope="module")
+def listed() -> set[str]:
+    return {*pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])}
+
+
+def test_every_page_is_in_the_navigation(listed: set[str]) -> None:
     found = {
         "index.md" if name == "README.md" else name
         for name in (str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
     }
     assert found <= listed
+
+
+def test_every_page_is_built(site: Path, listed: set[str]) -> None:
+    """Also checks the links of the built pages, as the command does."""
     built = {str(path.relative_to(site)) for path in site.rglob("*.html")}
     assert {re.sub(r"README$", "index", name.removesuffix(".md")) + ".html" for name in listed} <= built
 
@@ -60,7 +67,7 @@ def test_pages_load_nothing_from_other_hosts_and_can_be_searched(site: Path) -> 
     assert "scikit-learn" in (site / "search.json").read_text()
 
 
-def test_a_link_that_leads_nowhere_is_found(site: Path, tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     program = (ROOT / "scripts" / "site").read_text()
     scope: dict[str, Any] = {"__name__": "site_builder", "__file__": str(ROOT / "scripts" / "site")}
     exec(compile(program, "scripts/site", "exec"), scope)

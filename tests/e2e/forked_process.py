@@ -182,6 +182,7 @@ def _write_number(descriptor: int, number: int) -> None:
 
 
 def main() -> None:
+    gc.disable()  # all that is imported stays
     for group in ("protocols", "runtimes"):
         for entry in entry_points(group=f"dragoman.{group}"):
             entry.load()
@@ -189,6 +190,7 @@ def main() -> None:
         importlib.import_module(name)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under `nohup`
     gc.freeze()
+    gc.enable()
     requests = socket.socket(fileno=int(sys.argv[1]))
     arguments = _next_process(requests)
     if arguments is not None:

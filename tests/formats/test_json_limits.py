@@ -20,7 +20,7 @@ from dragoman.formats.json_text import format_nested, format_numbers, json_chunk
 from dragoman.formats.policy import Policy
 from dragoman.system.shared_memory import LARGE, find_buffer
 
-many_examples = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+many_examples = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 POLICY = Policy()
 
 

@@ -43,7 +43,7 @@ def parse(body: bytes, policy: Policy = POLICY) -> Any:
     return {name: (t.datatype.name, t.shape, t.data.dtype, t.data.tolist()) for name, t in call.inputs.items()}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3), st.data(), st.sampled_from([10, 13, 1 << 18]))
 def test_large_contents_are_parsed_as_small_ones(kinds: list[str], data: st.DataObject, chunk: int) -> None:
     message = ModelInferRequest(model_name="m", id="7")
@@ -125,7 +125,7 @@ def test_repeated_contents_are_merged() -> None:
 # --- responses -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3), st.data(), st.sampled_from([1, 3, 1 << 16]))
 def test_many_elements_are_serialized_as_by_protobuf(kinds: list[str], data: st.DataObject, chunk: int) -> None:
     tensors = {}

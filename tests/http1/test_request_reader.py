@@ -132,7 +132,7 @@ REQUESTS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(REQUESTS, min_size=1, max_size=6), st.data(), st.booleans())
 def test_chunking_does_not_change_requests(raws: list[bytes], data: st.DataObject, direct: bool) -> None:
     raw = b"".join(raws)
@@ -153,7 +153,7 @@ def test_requests_byte_by_byte() -> None:
     assert [result.body for result in parse_chunks([raw])] == [b"abc", b"def", b"", b""]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=50), REQUESTS), max_size=4), st.lists(st.binary(max_size=20), max_size=3))
 def test_random_bytes_are_rejected_or_incomplete(raws: list[bytes], more: list[bytes]) -> None:
     shared = make_context()
@@ -166,7 +166,7 @@ def test_random_bytes_are_rejected_or_incomplete(raws: list[bytes], more: list[b
     shared.bodies.reserve(LIMITS.max_bodies_bytes)  # everything has been released
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_request_with_a_few_bytes_changed(data: st.DataObject) -> None:
     raw = bytearray(data.draw(REQUESTS) + headers("GET", "/a"))

@@ -115,7 +115,7 @@ async def test_random_changes_get_a_valid_response(server: RestServer) -> None:
     def attack() -> None:
         client = KeepAliveClient(server.port)
 
-        @settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
         @given(bodies(), st.sampled_from(["Trio", "Adder", "Phrase"]))
         def send_request(body: bytes, model: str) -> None:
             check_decent(client.request(request("POST", f"/v2/models/{model}/infer", body)))
@@ -133,7 +133,7 @@ async def test_random_changes_of_binary_requests_get_a_valid_response(server: Re
     def attack() -> None:
         client = KeepAliveClient(server.port)
 
-        @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
         @given(
             st.sampled_from(list(DATATYPES)),
             st.lists(st.integers(-1, 5), max_size=3),
@@ -164,7 +164,7 @@ async def test_random_changes_of_binary_requests_get_a_valid_response(server: Re
 
 async def test_random_bytes_do_not_stop_the_server(server: RestServer) -> None:
     def attack() -> None:
-        @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
         @given(st.one_of(st.binary(max_size=80), _mutated_heads()))
         def send(raw: bytes) -> None:
             client = KeepAliveClient(server.port)

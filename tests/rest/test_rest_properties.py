@@ -18,7 +18,7 @@ from dragoman.protocols.open_inference.rest import OpenInferenceRest
 from dragoman.protocols.wire import HttpRequest, HttpResponse, Policy
 from rest.rest_server import binary, encode_body, inputs, tensor
 
-quick = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 TABLE = OpenInferenceRest(Policy())
 

@@ -18,7 +18,7 @@ from dragoman_simulators.umbridge import requests as umbridge
 from dragoman_simulators.umbridge.requests import parse_umbridge_request
 from dragoman_simulators.umbridge.responses import parse_output, serialize_derivative, serialize_evaluation
 
-many_examples = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+many_examples = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 NEVER = 1 << 60
 
 

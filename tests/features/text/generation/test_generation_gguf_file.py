@@ -210,7 +210,7 @@ def test_a_large_header_is_not_read(tmp_path: Path) -> None:
         GgufFile(tmp_path / "a.gguf")
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.binary(min_size=1, max_size=8)), max_size=4),
     st.integers(0, len(VALID)),
