@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flatten, raw_of, texts_of, with_parameters
+from dragoman.core.bytes_tensor import (
+    BytesTensor,
+    bytes_from_raw,
+    came_as_text,
+    flatten,
+    raw_of,
+    texts_of,
+    with_parameters,
+)
 from dragoman.core.calls import Inference
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.formats.raw import bytes_from_raw
 from dragoman.workers.frames import deserialize, serialize
 
 MIXED = ["é\0" * (n % 3) + str(n) for n in range(5000)]

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from dragoman.core import bytes_tensor
 from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flatten, texts_of, with_parameters
 from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
 from dragoman.core.errors import DragomanError, InvalidInput
@@ -23,7 +24,7 @@ from dragoman.formats import body, json_data, json_numbers, raw, small_messages
 from dragoman.formats.message import InferenceRequest
 from dragoman.formats.policy import Policy
 
-many_examples = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+many_examples = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 SIMD_CLASS = json_numbers.simd_parser_class
 SIMD = SIMD_CLASS() is not None
 POLICY = Policy()
@@ -246,7 +247,7 @@ def test_long_arrays_are_parsed_by_simdjson(shape: list[int]) -> None:
 
 def test_many_short_elements_share_one_buffer() -> None:
     elements = [b"a" * (1 + n % 255) for n in range(300)]
-    with mock.patch.object(raw, "_split_bytes", side_effect=AssertionError):
+    with mock.patch.object(bytes_tensor, "_split_bytes", side_effect=AssertionError):
         tensor = raw.tensor_from_raw("x", BYTES, [300], encode_elements(elements), POLICY)
     assert list(tensor.data) == elements
 
@@ -299,7 +300,7 @@ def test_bytes_elements_are_decoded_and_encoded(elements: list[bytes], narrow: b
         elements = [e.replace(b"\0", b"") or b"-" for e in elements]
     text = encode_elements(elements)
     for min_packed in (1, NEVER):
-        with mock.patch.object(raw, "_MIN_PACKED", min_packed):
+        with mock.patch.object(bytes_tensor, "_FEW", min_packed):
             tensor = raw.tensor_from_raw("x", BYTES, [len(elements)], text, POLICY)
             assert tensor.shape == (len(elements),)
             assert bytes(raw.raw_from_tensor(tensor)) == text
@@ -317,7 +318,7 @@ def test_bytes_elements_are_decoded_and_encoded(elements: list[bytes], narrow: b
 def test_invalid_lengths_are_rejected_with_the_same_message(text: bytes, count: int) -> None:
     results = []
     for min_packed in (1, NEVER):
-        with mock.patch.object(raw, "_MIN_PACKED", min_packed):
+        with mock.patch.object(bytes_tensor, "_FEW", min_packed):
             results.append(result(lambda: {"x": raw.tensor_from_raw("x", BYTES, [count], text, POLICY)}))
     assert results[0] == results[1]
 

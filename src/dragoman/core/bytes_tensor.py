@@ -3,6 +3,7 @@
 One Python object per element would dominate the cost of large tensors, and most callers need either text or bytes.
 """
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any, Self
@@ -10,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from dragoman.core.datatypes import BYTES, Array, Buffer, Datatype
+from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
 
 _LENGTH = struct.Struct("<I")
@@ -104,6 +106,68 @@ class BytesTensor(Tensor, frozen=True, eq=False):
         data = np.frombuffer(self._raw, np.uint8).copy()
         data[self._starts] = 0
         return data.tobytes()
+
+
+def bytes_from_raw(
+    where: str, shape: Sequence[int], raw: Buffer, parameters: Parameters, came_as_text: bool = False
+) -> Tensor:
+    """Return the BYTES tensor of a raw encoding. Raises InvalidInput if its elements are not those of the shape."""
+    count = math.prod(shape)
+    if (starts := _short_elements(raw, count)) is not None:
+        return BytesTensor.of_raw(bytes(raw), starts, shape, parameters, came_as_text)
+    elements = _split_bytes(raw, count, where)
+    if came_as_text:
+        return BytesTensor.of_texts([each.decode() for each in elements], shape, parameters)
+    return Tensor(reshape_read_only(object_array(elements, (count,)), shape, where), BYTES, parameters)
+
+
+def _short_elements(raw: Buffer, count: int) -> Array | None:
+    """Return where the lengths of many short elements start; None if they are few or may not be short.
+
+    A length below 256 is one byte and three zeros. If no element holds a zero byte, all of these are found at once,
+    and they are the lengths if each leads to the next.
+    """
+    if not _FEW <= count <= len(raw) // 5:
+        return None
+    data = np.frombuffer(raw, np.uint8)
+    zero = data == 0
+    starts = np.flatnonzero(zero[1:-2] & zero[2:-1] & zero[3:])
+    if starts.size != count or np.count_nonzero(zero) != 3 * count:
+        return None
+    ends = starts + 4 + data[starts]
+    if starts[0] != 0 or ends[-1] != data.size or (starts[1:] != ends[:-1]).any():
+        return None
+    return starts
+
+
+def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
+    elements: list[bytes] = []
+    data = bytes(raw)  # its slices are the elements
+    read, add = _LENGTH.unpack_from, elements.append
+    at, end = 0, len(data)
+    while at + 4 <= end and len(elements) <= count:
+        start = at + 4
+        at = start + read(data, at)[0]
+        if at > end:
+            needed, left = at - start, end - start
+            raise InvalidInput(f"{where}: BYTES element {len(elements)} needs {needed} bytes, {left} are left")
+        add(data[start:at])
+    if at < end and len(elements) <= count:
+        raise InvalidInput(f"{where}: incomplete length of BYTES element {len(elements)}")
+    if len(elements) != count:
+        more = " or more" if at < end else ""
+        raise InvalidInput(f"{where}: the shape needs {count} BYTES elements, got {len(elements)}{more}")
+    return elements
+
+
+def reshape_read_only(array: Array, shape: Sequence[int], where: str) -> Array:
+    """Return the array reshaped and read-only; the number of elements must agree."""
+    try:
+        array = array.reshape(shape)
+    except ValueError as error:  # for example [0, 2^62, 4]: no elements, but sizes beyond the address space
+        raise InvalidInput(f"{where}: shape {list(shape)} is too large") from error
+    array.flags.writeable = False
+    return array
 
 
 def came_as_text(tensor: Tensor) -> bool:

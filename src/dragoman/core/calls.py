@@ -195,16 +195,14 @@ class Handle(msgspec.Struct, ModelCall[Handled], frozen=True, kw_only=True):
 # --- calls to the server ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ClassLabels:
+class ClassLabels(msgspec.Struct, frozen=True):
     """The labels of the classes of an output by index, and the name of the file that has them."""
 
     file: str
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDescription:
+class ModelDescription(msgspec.Struct, frozen=True):
     """Metadata of a model: its served versions, platform, signature, supported calls and further details.
 
     path: the model's file or folder, or "". protocols: settings for protocols, by their names.
@@ -220,23 +218,22 @@ class ModelDescription:
     platform: str
     signature: Signature
     calls: frozenset[type[Call[Any]]] = frozenset()
-    details: Mapping[str, Any] = field(default_factory=dict)
-    protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    details: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    protocols: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
     path: str = ""
     max_batch_size: int = 0
     max_batch_wait_s: float = 0.0
     replicas: int = 1
     streams: bool = False
     caches: bool = False
-    labels: Mapping[str, ClassLabels] = field(default_factory=dict)
+    labels: Mapping[str, ClassLabels] = msgspec.field(default_factory=dict)
     sequences: SequenceOptions | None = None
     handlers: tuple[str, ...] = ()
     example: Tensors | None = None
     answered_no_example: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStatistics:
+class BatchStatistics(msgspec.Struct, frozen=True):
     """Executions of a model with the same number of rows, and the seconds that they took together."""
 
     rows: int
@@ -244,8 +241,7 @@ class BatchStatistics:
     compute_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStatistics:
+class ModelStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts and durations of the inference requests of one model version since it was loaded.
 
     `last_s` is the Unix time when the last one ended, 0 if there was none. `success_s` and `fail_s` are the sums of
@@ -270,8 +266,7 @@ class ModelStatistics:
     cache_misses: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ServerDescription:
+class ServerDescription(msgspec.Struct, frozen=True):
     """Metadata of the server."""
 
     name: str
@@ -279,8 +274,7 @@ class ServerDescription:
     extensions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(msgspec.Struct, frozen=True):
     """One model version in the repository index, in the state UNKNOWN, READY, UNAVAILABLE, LOADING or UNLOADING.
 
     `url`: where a registered model was loaded from, "" for the repository. `calls`: how many are queued or running.
@@ -295,25 +289,21 @@ class IndexEntry:
     workers: tuple[WorkerStatus, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Live(ServerCall[bool]):
+class Live(msgspec.Struct, ServerCall[bool], frozen=True):
     """Return True if the server accepts calls."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ready(ServerCall[bool]):
+class Ready(msgspec.Struct, ServerCall[bool], frozen=True):
     """Whether the model, or without one every model, is ready. An unknown one is an error unless `may_be_unknown`."""
 
     may_be_unknown: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeServer(ServerCall[ServerDescription]):
+class DescribeServer(msgspec.Struct, ServerCall[ServerDescription], frozen=True):
     """Return the metadata of the server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Describe(ServerCall[ModelDescription]):
+class Describe(msgspec.Struct, ServerCall[ModelDescription], frozen=True):
     """Return the metadata of the model of the request.
 
     Without a model name it is the one that answers calls of type `able`, or, if no model does or the default
@@ -325,20 +315,17 @@ class Describe(ServerCall[ModelDescription]):
     load: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReadStatistics(ServerCall[tuple[ModelStatistics, ...]]):
+class ReadStatistics(msgspec.Struct, ServerCall[tuple[ModelStatistics, ...]], frozen=True):
     """Return the statistics of the model of the request, or without one of all models that are ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeModels(ServerCall[tuple[ModelDescription, ...]]):
+class DescribeModels(msgspec.Struct, ServerCall[tuple[ModelDescription, ...]], frozen=True):
     """Return the metadata of all loaded models. `after_start`: wait until the server has tried to load them all."""
 
     after_start: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ListModels(ServerCall[tuple[str, ...]]):
+class ListModels(msgspec.Struct, ServerCall[tuple[str, ...]], frozen=True):
     """Return the names of the served models."""
 
 
@@ -411,15 +398,13 @@ class Authorize(ServerCall[None]):
     token: str = field(repr=False, default="")
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight(ServerCall[int]):
+class InFlight(msgspec.Struct, ServerCall[int], frozen=True):
     """Return how many calls are queued or running on models that answer any of these call types."""
 
     able: tuple[type[ModelCall[Any]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Measure(ServerCall[tuple[Family, ...]]):
+class Measure(msgspec.Struct, ServerCall[tuple[Family, ...]], frozen=True):
     """Return the metrics of the server and its models."""
 
 
@@ -458,8 +443,7 @@ class Response(msgspec.Struct, Generic[Answer], frozen=True):
     version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ConcurrentCalls(ServerCall[tuple[Response[Any], ...]]):
+class ConcurrentCalls(msgspec.Struct, ServerCall[tuple[Response[Any], ...]], frozen=True):
     """Several model calls that run concurrently. The first error cancels the others."""
 
     requests: tuple[Request[Any], ...]

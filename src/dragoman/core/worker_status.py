@@ -1,10 +1,9 @@
 """The status of a worker process, as operators see it."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
+class WorkerStatus(msgspec.Struct, frozen=True):
     """A worker process of a model, or one that is awaited.
 
     host: its machine, "" for the server's.

@@ -1,7 +1,8 @@
 """Statistics of deployments, from the counters that metrics are exported from."""
 
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dragoman.core import error_texts
 from dragoman.core.calls import (

@@ -25,13 +25,14 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from dragoman.core.bytes_tensor import reshape_read_only
 from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.sizes import INLINE, SHARED
 from dragoman.core.tensor import NONE, Parameters, Scalar, Tensor
 from dragoman.formats.policy import Buffer, Policy
-from dragoman.formats.raw import check_shape, raw_from_tensor, reshape_read_only
+from dragoman.formats.raw import check_shape, raw_from_tensor
 from dragoman.formats.small_messages import add_to_cache
 
 SERVICE = "inference.GRPCInferenceService"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from dragoman.core.bytes_tensor import BytesTensor, texts_of
+from dragoman.core.bytes_tensor import BytesTensor, reshape_read_only, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers, object_array
@@ -17,7 +17,7 @@ from dragoman.formats import fast_json
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, flatten_lists, parse_array, parse_list, to_array
 from dragoman.formats.json_text import format_numbers
 from dragoman.formats.policy import Policy
-from dragoman.formats.raw import check_shape, reshape_read_only
+from dragoman.formats.raw import check_shape
 
 _OPENING = re.compile(rb"[\s\[]*")
 _OPENING_BLOCK = 1 << 12  # performance only: bytes of brackets matched at a time

@@ -4,20 +4,16 @@
 """
 
 import math
-import struct
 from collections.abc import Sequence
 
 import numpy as np
 
-from dragoman.core.bytes_tensor import BytesTensor, raw_of
-from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
+from dragoman.core.bytes_tensor import bytes_from_raw, raw_of, reshape_read_only
+from dragoman.core.datatypes import BOOL, BYTES, Datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sizes import INLINE
-from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
+from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.formats.policy import Buffer, Policy
-
-_LENGTH = struct.Struct("<I")
-_MIN_PACKED = 16  # performance only: elements below which a plain loop is the fastest
 
 
 def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Datatype) -> int:
@@ -32,16 +28,6 @@ def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Data
         of = " of BYTES" if most < policy.max_elements else ""
         raise InvalidInput(f"{where}: shape {list(shape)} has more elements than the limit{of}, {most}")
     return count
-
-
-def reshape_read_only(array: Array, shape: Sequence[int], where: str) -> Array:
-    """Return the array reshaped and read-only; the number of elements must agree."""
-    try:
-        array = array.reshape(shape)
-    except ValueError as error:  # for example [0, 2^62, 4]: no elements, but sizes beyond the address space
-        raise InvalidInput(f"{where}: shape {list(shape)} is too large") from error
-    array.flags.writeable = False
-    return array
 
 
 def tensor_from_raw(
@@ -68,58 +54,6 @@ def tensor_from_raw(
             raise InvalidInput(f"{where}: expected BOOL bytes of 0 or 1, got {flat.max()}")
         flat = flat.view(np.bool_)
     return Tensor(reshape_read_only(flat, shape, where), datatype, parameters)
-
-
-def bytes_from_raw(
-    where: str, shape: Sequence[int], raw: Buffer, parameters: Parameters, came_as_text: bool = False
-) -> Tensor:
-    """Return the BYTES tensor of a raw encoding. Raises InvalidInput if its elements are not those of the shape."""
-    count = math.prod(shape)
-    if (starts := _short_elements(raw, count)) is not None:
-        return BytesTensor.of_raw(bytes(raw), starts, shape, parameters, came_as_text)
-    elements = _split_bytes(raw, count, where)
-    if came_as_text:
-        return BytesTensor.of_texts([each.decode() for each in elements], shape, parameters)
-    return Tensor(reshape_read_only(object_array(elements, (count,)), shape, where), BYTES, parameters)
-
-
-def _short_elements(raw: Buffer, count: int) -> Array | None:
-    """Return where the lengths of many short elements start; None if they are few or may not be short.
-
-    A length below 256 is one byte and three zeros. If no element holds a zero byte, all of these are found at once,
-    and they are the lengths if each leads to the next.
-    """
-    if not _MIN_PACKED <= count <= len(raw) // 5:
-        return None
-    data = np.frombuffer(raw, np.uint8)
-    zero = data == 0
-    starts = np.flatnonzero(zero[1:-2] & zero[2:-1] & zero[3:])
-    if starts.size != count or np.count_nonzero(zero) != 3 * count:
-        return None
-    ends = starts + 4 + data[starts]
-    if starts[0] != 0 or ends[-1] != data.size or (starts[1:] != ends[:-1]).any():
-        return None
-    return starts
-
-
-def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
-    elements: list[bytes] = []
-    data = bytes(raw)  # its slices are the elements
-    read, add = _LENGTH.unpack_from, elements.append
-    at, end = 0, len(data)
-    while at + 4 <= end and len(elements) <= count:
-        start = at + 4
-        at = start + read(data, at)[0]
-        if at > end:
-            needed, left = at - start, end - start
-            raise InvalidInput(f"{where}: BYTES element {len(elements)} needs {needed} bytes, {left} are left")
-        add(data[start:at])
-    if at < end and len(elements) <= count:
-        raise InvalidInput(f"{where}: incomplete length of BYTES element {len(elements)}")
-    if len(elements) != count:
-        more = " or more" if at < end else ""
-        raise InvalidInput(f"{where}: the shape needs {count} BYTES elements, got {len(elements)}{more}")
-    return elements
 
 
 def raw_from_tensor(tensor: Tensor) -> Buffer:

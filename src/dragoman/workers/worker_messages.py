@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from dragoman.core import errors
-from dragoman.core.bytes_tensor import BytesTensor, came_as_text, raw_of, texts_of
+from dragoman.core.bytes_tensor import BytesTensor, bytes_from_raw, came_as_text, raw_of, texts_of
 from dragoman.core.calls import Embedded, Handled, Inference, ModelCall
 from dragoman.core.datatypes import BYTES, DATATYPES, NUMERIC, Datatype
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
@@ -25,7 +25,6 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Tensor, object_array, with_own_dtype
 from dragoman.core.text import Generation, Tokenized
 from dragoman.core.text_engine_calls import ResetPrefixCache
-from dragoman.formats.raw import bytes_from_raw
 from dragoman.system.load_steps import LoadStep
 from dragoman.workers.pool import Loaded
 

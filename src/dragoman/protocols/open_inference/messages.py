@@ -1,10 +1,10 @@
 """Messages of the Open Inference Protocol over REST, besides those of inference, and their description for OpenAPI."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import structs
 
 from dragoman.core.calls import IndexEntry
 from dragoman.formats.body import HEADER_LENGTH, InferRequest, InferResponse
@@ -168,7 +168,7 @@ def server_status(ready: bool, may_control: bool, entries: Sequence[IndexEntry])
             entry.state,
             entry.reason,
             entry.calls,
-            [WorkerState(**asdict(worker)) for worker in entry.workers],
+            [WorkerState(**structs.asdict(worker)) for worker in entry.workers],
         )
         for entry in entries
     ]
