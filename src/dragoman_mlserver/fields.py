@@ -1,10 +1,10 @@
 """Support of every field of settings.json and model-settings.json, for the server, `dragoman doctor` and the docs."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.documents import parse_json
 from dragoman.core.remarks import UNKNOWN_FIELD, Field, Remark, field_remarks
 
 _PASSED = Field("same", "passed to the model's code")
@@ -106,7 +106,7 @@ def _workers(value: Any) -> dict[str, Any]:
 
 def _cors(given: Any) -> dict[str, Any]:
     """Return our settings for the keywords of FastAPI's CORS middleware, whose defaults apply."""
-    options = json.loads(given) if isinstance(given, str) else dict(given)
+    options = parse_json(given) if isinstance(given, str) else dict(given)
     names = {"origins": "allow_origins", "methods": "allow_methods", "headers": "allow_headers"}
     lists = {ours: options.get(theirs) or [] for ours, theirs in {**names, "expose": "expose_headers"}.items()}
     lists["methods"] = lists["methods"] or ["GET"]

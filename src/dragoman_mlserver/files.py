@@ -1,6 +1,5 @@
 """Convert the settings, environment variables and implementations of MLServer to our settings and runtimes."""
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.dialect import Dialect
+from dragoman.core.documents import parse_json, read_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.model_files import ModelFiles
 from dragoman.core.remarks import report
@@ -221,8 +221,8 @@ def _client_defaults(folder: Path) -> dict[str, Any]:
 def _fields(path: Path) -> Mapping[str, Any]:
     """Return the fields of a file; none if it is invalid, which is reported when it is used."""
     try:
-        fields = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        fields = read_json(path)
+    except (OSError, ValueError):
         return {}
     return fields if isinstance(fields, dict) else {}
 
@@ -357,8 +357,8 @@ def _value(key: str, text: str) -> Any:
     if not text.strip().startswith(("{", "[")):
         return text
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise InvalidInput(f"environment variable {key}: expected JSON, got {text!r}: {error}") from error
 
 
@@ -377,8 +377,8 @@ def _read_file(path: Path) -> Iterator[tuple[str, str]]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        settings = read_json(path)
+    except (OSError, ValueError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from error
     if not isinstance(settings, dict):
         raise InvalidInput(f"{path}: expected a JSON object, got {settings!r}")

@@ -1,12 +1,12 @@
 """Report how a folder of MLServer is supported, from its files, without running any of its code."""
 
 import ast
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.documents import read_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.remarks import PICKLE_NOTE, Remark
 from dragoman_mlserver.fields import MODEL, PARAMETERS, SERVER, remarks_on
@@ -100,8 +100,8 @@ def _implementation(named: str, location: str, folder: Path) -> Iterator[Remark]
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        value = read_json(path)
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 

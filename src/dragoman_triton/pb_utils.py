@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dragoman.core.datatypes import Array, datatype_of
+from dragoman.core.documents import parse_json
 from dragoman_triton.pb_metrics import Metric as Metric
 from dragoman_triton.pb_metrics import MetricFamily as MetricFamily
 from dragoman_triton.pb_tensor import NUMPY_TYPES, TYPES, as_elements
@@ -369,7 +370,7 @@ class ModelConfig:
     """The configuration that `auto_complete_config` completes. It cannot contradict `config.pbtxt`."""
 
     def __init__(self, model_config: Mapping[str, Any] | str) -> None:
-        self._fields = json.loads(model_config) if isinstance(model_config, str) else dict(model_config)
+        self._fields = parse_json(model_config) if isinstance(model_config, str) else dict(model_config)
 
     def as_dict(self) -> dict[str, Any]:
         return self._fields

@@ -5,7 +5,6 @@ import json
 import math
 import secrets
 import stat
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from dragoman.access.grants import EVERYTHING, ROLES, Grant
+from dragoman.core.documents import parse_toml
 from dragoman.core.errors import InvalidInput
 from dragoman.protocols.wire import Role
 from dragoman.system.files import replace_file
@@ -91,11 +91,11 @@ def is_writable_by_everyone(path: str | Path) -> bool:
 def parse_keys(text: str) -> list[StoredKey]:
     """Return the entries of the text of a key file."""
     try:
-        document = msgspec.convert(tomllib.loads(text), _KeyFile)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"expected TOML: {error}") from error
-    except (msgspec.ValidationError, RecursionError) as error:
+        document = msgspec.convert(parse_toml(text), _KeyFile)
+    except msgspec.ValidationError as error:
         raise InvalidInput(str(error)) from error
+    except ValueError as error:
+        raise InvalidInput(f"expected TOML: {error}") from error
     keys = [_stored_key(entry) for entry in document.key]
     for field, values in (("name", [k.grant.name for k in keys]), ("sha256", [k.digest.hex() for k in keys])):
         repeated = next((value for value in values if values.count(value) > 1), None)

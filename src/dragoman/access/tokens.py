@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from dragoman.access.grants import Grant
 from dragoman.access.keys import digest_of, expand_roles
 from dragoman.access.urls import is_secure
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput, Unauthorized
 
 log = logging.getLogger("dragoman.access")
@@ -127,7 +127,7 @@ class TokenVerifier:
 
     def _parse(self, text: bytes) -> dict[str, Any]:
         """Return the keys of a JSON Web Key Set. Raises exceptions of many types for an invalid one."""
-        return self._usable(self._jwt.PyJWKSet.from_dict(json.loads(text)).keys)
+        return self._usable(self._jwt.PyJWKSet.from_dict(parse_json(text)).keys)
 
     def _usable(self, keys: list[Any]) -> dict[str, Any]:
         """Return public keys for signatures by their ids. Symmetric keys would let every server forge tokens."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import (
     CallerError,
     Forbidden,
@@ -146,7 +147,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 def _reason(error: urllib.error.HTTPError) -> str:
     """Return the message in an error of any protocol."""
     try:
-        body = json.load(error)
+        body = parse_json(error.read())
         message = body.get("error") or body.get("detail") or body.get("message")
         reason = message.get("message") if isinstance(message, dict) else message
     except (ValueError, LookupError, TypeError, AttributeError, OSError):

@@ -15,6 +15,7 @@ import numpy as np
 
 from dragoman.cli.connection import ServerConnection
 from dragoman.cli.models import describe_tensor
+from dragoman.core import documents
 from dragoman.core.datatypes import BYTES, datatype
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.examples import MAX_ELEMENTS, example_inputs
@@ -83,7 +84,7 @@ def _read_example(connection: ServerConnection, model: str, version: str) -> Inf
     own = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     try:
         with connection.open(f"{own}/openapi.json") as response:
-            document = json.load(response)
+            document = documents.parse_json(response.read())
         body = document["paths"][f"{own}/infer"]["post"]["requestBody"]["content"]["application/json"]
         if "example" in body:
             return InferenceRequest.from_dict(body["example"])
@@ -177,7 +178,7 @@ def _parse(text: str, spec: TensorSpec) -> Any:
 
 def _load_json(text: str) -> Any:
     """Return the value of JSON. Raises ValueError, and InvalidInput for a number that no float can hold."""
-    return json.loads(text, parse_float=_float)
+    return documents.parse_json(text, parse_float=_float)
 
 
 def _scalar(text: str) -> bool | float | str:
@@ -251,7 +252,7 @@ def _only(names: Sequence[str]) -> str:
 def _from_json(text: str, source: str, signature: Signature) -> Any:
     try:
         value = _load_json(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidInput(f"{source} is not JSON: {error}") from error
     if isinstance(value, dict) and isinstance(value.get("inputs"), list):
         return InferenceRequest.from_json(text.encode())

@@ -9,6 +9,7 @@ from typing import Any
 
 from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, ServerConnection, add_connection_arguments
 from dragoman.cli.terminal import colour_text, table
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import ModelNotFound, NotReady
 
 _PATH = "/v2/repository/status"
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     connection = ServerConnection.of(arguments, arguments.url)
     body = _read_status(connection)
     try:
-        response = json.loads(body)
+        response = parse_json(body)
         status = {"ready": bool(response["ready"]), "models": list(response["models"])}
         text = json.dumps(status, indent=2) if arguments.json else _text(status)
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -1,11 +1,11 @@
 """Errors of the client: HTTP and gRPC statuses as exceptions, with the message of the server."""
 
 import email.utils
-import json
 import time
 from collections.abc import Mapping
 
 from dragoman.core import errors
+from dragoman.core.documents import parse_json
 from dragoman.formats.policy import Buffer
 
 _SHOWN = 300
@@ -101,8 +101,8 @@ def _message_in(body: Buffer) -> str:
     """Return the message in an error body: `{"error": ...}` of the protocol, `{"detail": ...}`, or the whole text."""
     text = bytes(body).decode(errors="replace").strip()
     try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
+        parsed = parse_json(text)
+    except ValueError:
         return text[:_SHOWN]
     message = (parsed.get("error") or parsed.get("detail")) if isinstance(parsed, dict) else None
     return message if isinstance(message, str) else text[:_SHOWN]

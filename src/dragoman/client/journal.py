@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.datatypes import DATATYPES
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor
 from dragoman.formats.message import InferenceRequest, InferenceResponse
@@ -217,5 +218,5 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     checksum, _, text = line.partition(b" ")
     if not text.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text[:-1]):
         return None
-    record = json.loads(text)
+    record = parse_json(text)
     return record if isinstance(record, dict) else None

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NoReturn
 
 from dragoman.codecs.codec import InputCodec
 from dragoman.codecs.elements import bytes_tensor, content_error, decode_elements, is_one_or_more
+from dragoman.core import documents
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 
@@ -58,7 +59,7 @@ def serialize_json(value: Any, *, nonfinite: bool = False) -> bytes:
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=nonfinite, separators=(",", ":"))
-        if not isinstance(value, _SCALARS) and json.loads(text) != value:
+        if not isinstance(value, _SCALARS) and documents.parse_json(text) != value:
             raise ValueError("it changes when written as JSON")
         return text.encode()
     except (TypeError, RecursionError) as error:
@@ -67,12 +68,9 @@ def serialize_json(value: Any, *, nonfinite: bool = False) -> bytes:
 
 def parse_json(text: bytes, *, nonfinite: bool = False) -> Any:
     """Return the value of a JSON text. Raises ValueError for invalid JSON and unpaired surrogates."""
-    try:
-        value = json.loads(text.decode(), parse_constant=None if nonfinite else _reject_constant)
-        if b"\\u" in text:  # raises UnicodeEncodeError, a ValueError, for an unpaired surrogate
-            json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError as error:
-        raise ValueError("it nests too deep") from error
+    value = documents.parse_json(text.decode(), parse_constant=None if nonfinite else _reject_constant)
+    if b"\\u" in text:  # raises UnicodeEncodeError, a ValueError, for an unpaired surrogate
+        json.dumps(value, ensure_ascii=False).encode()
     return value
 
 

@@ -12,6 +12,7 @@ from msgspec import structs
 from dragoman.core.binding import check_tensor
 from dragoman.core.calls import ApplyHessian, ApplyJacobian, Call, DerivativeCall, Gradient, Infer, Inference, Tensors
 from dragoman.core.datatypes import FP32, FP64, Array, Datatype
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.tensor import Tensor
@@ -242,8 +243,8 @@ def config_in(call: Infer) -> Infer:
     parameters = dict(call.parameters)
     text = parameters.pop("config")
     try:
-        config = json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError) as error:
+        config = parse_json(text) if isinstance(text, str) else text
+    except ValueError as error:
         raise InvalidInput(
             f"parameter 'config': expected JSON text of an object, got {text!r:.100}: {error}"
         ) from error

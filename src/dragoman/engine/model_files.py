@@ -1,6 +1,5 @@
 """Settings in files next to models: `dragoman.toml`, and those of other servers that features read."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 from dragoman import hooks
 from dragoman.core.datatypes import datatype
 from dragoman.core.dialect import OWN, Dialect
+from dragoman.core.documents import parse_toml
 from dragoman.core.errors import InvalidInput
 from dragoman.core.model_files import ModelFiles
 from dragoman.core.options import Option, options, suggestion
@@ -251,8 +251,8 @@ def _read_toml(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        tables = tomllib.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        tables = parse_toml(path.read_text())
+    except (OSError, ValueError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from error
     for name in ("server", "models"):
         if not isinstance(tables.get(name, {}), dict):

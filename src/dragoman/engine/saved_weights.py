@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.documents import read_json
 from dragoman.core.errors import InvalidInput, ServerError
 from dragoman.engine.version_routing import VersionRouting, parse_weights
 from dragoman.system.files import replace_file
@@ -83,12 +84,12 @@ def _read(path: Path) -> dict[str, Mapping[str, float]]:
     """Return the weights in a file, none if there is no file yet. Raises InvalidInput."""
     setting = f"setting 'version_weights_file': {path}"
     try:
-        found: Any = json.loads(path.read_bytes())
+        found: Any = read_json(path)
     except FileNotFoundError:
         if not path.absolute().parent.is_dir():
             raise InvalidInput(f"{setting}: expected a file in a folder that exists") from None
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidInput(f"{setting}: expected a JSON file of weights by model and version: {error}") from error
     if not isinstance(found, dict):
         raise InvalidInput(f"{setting}: expected an object of weights by model and version")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from dragoman.core.datatypes import DATATYPES, datatype
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.json_data import irregular_texts, json_from_tensor, tensor_from_json
@@ -214,11 +215,11 @@ def _decode(text: bytes, decoder: Any, literal_type: Any, noun: str, policy: Pol
 def _decode_literals(text: bytes, literal_type: Any) -> Any:
     """Decode a message with NaN, Infinity and -Infinity as bare words, which only Python's own parser accepts."""
     try:
-        values = json.loads(text)
+        values = parse_json(text)
         if b"\\u" in text:  # that parser accepts lone surrogates, which no response could repeat
             json.dumps(values, ensure_ascii=False).encode()
         return msgspec.convert(values, literal_type)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from dragoman.core.documents import parse_json
 from dragoman.formats import fast_json
 from dragoman.formats.json_msgspec import LONG_INTEGER
 
@@ -10,7 +11,7 @@ from dragoman.formats.json_msgspec import LONG_INTEGER
 def load_json(text: bytes) -> Any:
     """Parse JSON. Raises ValueError if it is invalid, or has an integer of more digits than Python converts."""
     value = fast_json.loads(text)
-    return json.loads(text) if LONG_INTEGER.search(text) else value
+    return parse_json(text) if LONG_INTEGER.search(text) else value
 
 
 def dump_json(value: Any) -> bytes:

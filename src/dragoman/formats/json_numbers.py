@@ -5,7 +5,6 @@ same values; errors come from msgspec alone.
 """
 
 import functools
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ import msgspec
 import numpy as np
 
 from dragoman.core.datatypes import BYTES, Array, Datatype, round_to
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.formats.policy import Buffer
 from dragoman.system.shared_memory import empty_array
@@ -172,8 +172,8 @@ def _with_literals(data: Any, datatype: Datatype, null: bool) -> Any:
     if datatype.kind != "float" or not isinstance(data, msgspec.Raw):
         return None
     try:
-        return msgspec.convert(json.loads(bytes(memoryview(data))), list[float | None] if null else list[float])
-    except (ValueError, RecursionError):
+        return msgspec.convert(parse_json(bytes(memoryview(data))), list[float | None] if null else list[float])
+    except ValueError:
         return None
 
 

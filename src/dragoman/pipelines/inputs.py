@@ -1,6 +1,5 @@
 """Rows of a pipeline from the tensors of a request: texts, images, sounds, tables, and combinations of them."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 from dragoman.codecs.elements import strings
 from dragoman.core.binding import check_tensor
 from dragoman.core.datatypes import BYTES, Array
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Parameters, Tensor
@@ -139,8 +139,8 @@ def _json(tensor: Tensor, name: str, _parameters: Parameters, _rate: int) -> lis
 
 def _parse(text: str, name: str, index: int) -> Any:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise InvalidInput(f"input '{name}': expected JSON at element {index}: {error}") from error
     return value
 

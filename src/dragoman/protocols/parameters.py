@@ -9,6 +9,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from dragoman.core.calls import Answer, Authorize, ModelCall, Request, Response
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import (
     KINDS,
@@ -483,8 +484,8 @@ def _parse_schema(value: Any) -> Grammar:
         try:
             text = value.encode()
             check_json(text, _POLICY)
-            value = json.loads(text)
-        except (ValueError, RecursionError, InvalidInput):
+            value = parse_json(text)
+        except (ValueError, InvalidInput):
             raise InvalidValueError from None
     if not isinstance(value, dict):
         raise InvalidValueError

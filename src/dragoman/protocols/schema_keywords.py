@@ -8,6 +8,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TypeGuard
 
+from dragoman.core.documents import parse_json
+
 # Keywords that the grammar compiler has no rule for.
 _NOT_ENFORCED = (
     "not",
@@ -53,7 +55,7 @@ def remove_unenforced(text: str) -> tuple[str, tuple[str, ...]]:
     """
     if len(text) > _MAX_CHARACTERS or not _MENTIONS.search(text):
         return text, ()
-    schema: dict[str, Any] = json.loads(text)
+    schema: dict[str, Any] = parse_json(text)
     removal = _Removal(schema)
     reduced = removal.reduce(schema)
     if removal.has_one_of:

@@ -1,10 +1,10 @@
 """Recognise the runtime of folders that transformers, sentence-transformers or optimum-intel wrote."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.documents import read_json
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.recognise import is_candidate
 
@@ -37,8 +37,8 @@ def pretrained_runtime(folder: Path) -> str | None:
         return None
     weights = any((folder / name).is_file() for name in _WEIGHTS)
     try:
-        config_fields = json.loads(config.read_bytes())
-    except (ValueError, RecursionError):
+        config_fields = read_json(config)
+    except ValueError:
         return "llm" if weights and any((folder / name).is_file() for name in _TOKENIZERS) else None
     if not isinstance(config_fields, dict) or not ("architectures" in config_fields or "model_type" in config_fields):
         return None
@@ -57,8 +57,8 @@ def is_sentence_transformers(folder: Path) -> bool:
     if (folder / POOLING_FILE).is_file():
         return True
     try:
-        listed = json.loads((folder / MODULES_FILE).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        listed = read_json(folder / MODULES_FILE)
+    except (OSError, ValueError):
         return False
     return (
         isinstance(listed, list) and bool(listed) and all(isinstance(each, dict) and "type" in each for each in listed)
@@ -106,12 +106,12 @@ def takes_images(folder: Path) -> bool:
 def load_object(path: Path, description: str) -> Mapping[str, Any]:
     """Return the JSON object in a file; `description` describes it in errors."""
     try:
-        value = json.loads(path.read_bytes())
+        value = read_json(path)
     except FileNotFoundError as error:
         raise ModelFailed(
             f"'{path.name}' not found in '{path.parent.name}', {description}; copy it from the model"
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ModelFailed(
             f"{path.name} in '{path.parent.name}' cannot be read ({error}); copy it from the model again"
         ) from error

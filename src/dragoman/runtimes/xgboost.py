@@ -1,6 +1,5 @@
 """XGBoost models in JSON or UBJSON form."""
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 from dragoman.codecs.decode import Defaults
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import FP32, NUMERIC, Array, datatype_of
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
@@ -161,23 +161,23 @@ class XGBoostModel(Model):
 
 
 def _objective(booster: Any) -> str:
-    return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
+    return str(parse_json(booster.save_config())["learner"]["objective"]["name"])
 
 
 def _classes(booster: Any) -> int:
     """Return the number of classes as XGBClassifier counts them: 2 where the model gives one probability a row."""
-    return max(2, int(json.loads(booster.save_config())["learner"]["learner_model_param"]["num_class"]))
+    return max(2, int(parse_json(booster.save_config())["learner"]["learner_model_param"]["num_class"]))
 
 
 def _is_saved_by_classifier(booster: Any) -> bool:
     """Return whether XGBClassifier saved the model, as XGBoost's scikit-learn interface notes in the file."""
-    return bool(json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type") == "classifier")
+    return bool(parse_json(booster.attr("scikit_learn") or "{}").get("_estimator_type") == "classifier")
 
 
 def _best_range(booster: Any) -> tuple[int, int]:
     """Return the iterations that XGBoost's scikit-learn interface predicts by; (0, 0) stands for all."""
     best = booster.attr("best_iteration")
-    linear = json.loads(booster.save_config())["learner"]["gradient_booster"]["name"] == "gblinear"
+    linear = parse_json(booster.save_config())["learner"]["gradient_booster"]["name"] == "gblinear"
     return (0, 0) if best is None or linear else (0, int(best) + 1)
 
 

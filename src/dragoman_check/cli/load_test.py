@@ -16,6 +16,7 @@ from dragoman._version import __version__
 from dragoman.cli.connection import ServerConnection
 from dragoman.cli.output_files import write_file
 from dragoman.cli.terminal import live_display, table
+from dragoman.core.documents import read_json
 from dragoman.core.errors import InvalidInput
 from dragoman_check.conformance.http import checked_url
 from dragoman_check.conformance.target import Target, server_target
@@ -284,7 +285,7 @@ def _difference_row(each: Difference) -> tuple[str, ...]:
 
 def _read(path: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = read_json(Path(path))
     except (OSError, ValueError) as error:
         raise InvalidInput(f"--compare: '{path}' cannot be read: {error}") from error
     if not isinstance(value, dict):

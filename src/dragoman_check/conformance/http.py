@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput, NotReady
 from dragoman_check.conformance.clauses import ClauseFailed, NotOffered, NotTried, RecordedExchange, expect, fail
 
@@ -31,7 +32,7 @@ class RecordedResponse:
     def json(self) -> Any:
         """Return the body as JSON. Raises ClauseFailed for anything that RFC 8259 does not allow."""
         try:
-            return json.loads(self.body, parse_constant=_reject_constant)
+            return parse_json(self.body, parse_constant=_reject_constant)
         except ValueError:
             fail("a JSON body", self.body[:200])
 

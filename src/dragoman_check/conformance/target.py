@@ -1,12 +1,12 @@
 """The server under test and the models that its clauses use."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from dragoman.core.documents import read_json
 from dragoman.core.errors import InvalidInput
 from dragoman_check.conformance.clauses import ClauseFailed, NotTried
 from dragoman_check.conformance.http import HttpTarget, RecordedResponse, checked_url
@@ -183,7 +183,7 @@ def _difficulty(model: TensorModel) -> int:
 def read_request(path: str) -> Mapping[str, Any]:
     """Return the V2 request in a file. Raises InvalidInput."""
     try:
-        request = json.loads(Path(path).read_text(encoding="utf-8"))
+        request = read_json(Path(path))
     except (OSError, ValueError) as error:
         raise InvalidInput(f"--request: '{path}' cannot be read: {error}") from error
     if not isinstance(request, dict) or not isinstance(request.get("inputs"), list):

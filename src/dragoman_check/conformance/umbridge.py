@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dragoman.core.documents import parse_json
 from dragoman_check.conformance.clauses import ClauseList, NotOffered, NotTried, Protocol, expect, field_of
 from dragoman_check.conformance.http import HttpTarget, RecordedResponse
 from dragoman_check.conformance.target import Target
@@ -65,7 +66,7 @@ def _prepare(target: Target) -> Function:
     response = target.http.get("/Info")
     if response.status != 200:
         raise NotOffered(f"GET /Info gets status {response.status}")
-    answer = json.loads(response.body)
+    answer = parse_json(response.body)
     listed = answer.get("models") if isinstance(answer, dict) else None
     if listed == []:
         raise NotTried("GET /Info lists no models")
@@ -80,14 +81,14 @@ def _prepare(target: Target) -> Function:
 
 def _ability(function: Function) -> int:
     """Return the number of features of a function that can be evaluated."""
-    support = json.loads(function.http.post("/ModelInfo", {"name": function.name}).body or b"{}").get("support", {})
+    support = parse_json(function.http.post("/ModelInfo", {"name": function.name}).body or b"{}").get("support", {})
     return sum(map(bool, support.values())) if function.point else -1
 
 
 def _valid_point(function: Function, given: Sequence[Sequence[float]] | None) -> list[list[float]]:
     """Return a point where the model can be evaluated, or an empty list."""
     response = function.post("InputSizes")
-    sizes = json.loads(response.body).get("inputSizes", []) if response.status == 200 else []
+    sizes = parse_json(response.body).get("inputSizes", []) if response.status == 200 else []
     points = [[list(v) for v in given]] if given else [[[x] * int(n) for n in sizes] for x in _COORDINATES]
     return next((p for p in points if p and function.post("Evaluate", input=p).status == 200), [])
 

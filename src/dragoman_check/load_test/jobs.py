@@ -1,6 +1,5 @@
 """Requests of a load test, derived from the model's signature or read from a file."""
 
-import json
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.formats import fast_json
 from dragoman_check.conformance import umbridge
@@ -170,7 +170,7 @@ def _samples(target: Target, options: Options) -> list[SampleTensor]:
     """Return the inputs of a tensor request: those of the file, or derived from the metadata."""
     if options.file:
         try:
-            return samples_of_request(json.loads(_file(options)))
+            return samples_of_request(parse_json(_file(options)))
         except (ValueError, LookupError, TypeError) as error:
             raise InvalidInput(f"--input: expected a V2 inference request in JSON in '{options.file}'") from error
     response = target.http.get(f"/v2/models/{quote(options.model, safe='')}")

@@ -1,13 +1,13 @@
 """MLServer's runtime for pipelines of transformers, for the tasks that Dragoman's own runtime does not have."""
 
 import importlib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.pipelines.inputs import decode_audio
 from dragoman.pipelines.loading import load_model, load_parts, make_pipeline
@@ -78,7 +78,7 @@ class _JsonCodec(InputCodec):
     @classmethod
     def _decode(cls, tensor: Any) -> Any:
         try:
-            return [json.loads(each) for each in tensor.data]
+            return [parse_json(each) for each in tensor.data]
         except (ValueError, TypeError) as error:  # TypeError: null, or a number
             raise InferenceError(f"input '{tensor.name}': expected JSON in each element: {error}") from error
 

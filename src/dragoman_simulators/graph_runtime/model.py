@@ -1,8 +1,6 @@
 """Graphs in files, served as models: `runtime: graph`."""
 
 import importlib
-import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from dragoman import plugins
+from dragoman.core.documents import parse, parse_json, parse_toml
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.vectors import Config, Vector, VectorFunction
@@ -152,7 +151,7 @@ def read_graph(path: Path) -> GraphDocument:
         raise InvalidInput(f"'{path}' is not a graph: expected a file {', '.join(GRAPH_FILES)}, or a folder with one")
     try:
         return parse_document(_READERS[file.suffix](file.read_text()))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidInput(f"{file} cannot be read: {error}") from error
     except InvalidInput as error:
         raise InvalidInput(f"{file.name}: {error.message}") from error
@@ -187,14 +186,14 @@ def _yaml(text: str) -> Any:
     except ImportError as error:
         raise InvalidInput("YAML needs the package 'pyyaml' (pip install pyyaml); TOML and JSON need none") from error
     try:
-        return yaml.safe_load(text)
+        return parse(lambda: yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise InvalidInput(f"invalid YAML: {error}") from error
 
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
-    ".toml": tomllib.loads,
-    ".json": json.loads,
+    ".toml": parse_toml,
+    ".json": parse_json,
     ".yaml": _yaml,
     ".yml": _yaml,
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import (
     DragomanError,
     InvalidInput,
@@ -57,7 +58,7 @@ class GraphFunction(VectorFunction):
         self.name = name
         self.input_names = wiring.input_names
         self.output_names = wiring.output_names
-        self._sizes = lru_cache(_CACHED_CONFIGS)(lambda key: infer_sizes(wiring, json.loads(key)))
+        self._sizes = lru_cache(_CACHED_CONFIGS)(lambda key: infer_sizes(wiring, parse_json(key)))
         self._plan = lru_cache(None)(self._make_plan)
         self.sizes({})
         self._abilities = {n: frozenset(node.function.sources()) for n, node in wiring.nodes.items()}

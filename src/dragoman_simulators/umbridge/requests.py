@@ -1,7 +1,6 @@
 """Parse UM-Bridge requests: JSON with vectors of doubles, which become arrays."""
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ import msgspec
 import numpy as np
 
 from dragoman.core.datatypes import FP64, Array
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vector_binding import require_finite
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_array
@@ -189,8 +189,8 @@ def _parse_lenient(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBr
         )
     check_json(text, policy, elements=False)
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        values = parse_json(text)
+    except ValueError as error:
         raise InvalidInput(f"the request is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise InvalidInput(f"the request is not a JSON object: got {_KINDS[type(values)]}")

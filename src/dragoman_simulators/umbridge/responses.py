@@ -1,6 +1,5 @@
 """Serialize and parse UM-Bridge responses: JSON with vectors of doubles."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +8,7 @@ import msgspec
 import numpy as np
 
 from dragoman.core.datatypes import Array
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidOutput
 from dragoman.core.tensor import Tensor
 from dragoman.formats import fast_json
@@ -40,7 +40,7 @@ _RAW_RESPONSE = msgspec.json.Decoder(_RawOutput)
 _RESPONSES: Mapping[bool, Any] = {False: msgspec.json.Decoder(_Vector), True: msgspec.json.Decoder(_Vectors)}
 _PYTHON_WORDS = re.compile(rb"\b(nan|inf)\b")
 _JSON_WORDS = {b"nan": b"NaN", b"inf": b"Infinity"}
-# The types that json.loads returns for a number, and None, which servers in C++ print for NaN.
+# The types that parse_json returns for a number, and None, which servers in C++ print for NaN.
 _NUMBERS = (float, int, type(None))
 
 
@@ -77,8 +77,8 @@ def _long_output(text: bytes, several: bool) -> list[Array] | None:
 
 def _lenient_output(text: bytes, several: bool) -> Any:
     try:
-        output = json.loads(_PYTHON_WORDS.sub(lambda word: _JSON_WORDS[word[1]], text))["output"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        output = parse_json(_PYTHON_WORDS.sub(lambda word: _JSON_WORDS[word[1]], text))["output"]
+    except (ValueError, TypeError, KeyError) as error:
         raise InvalidOutput(f"the response is not valid: expected an output, got {text[:200]!r}") from error
     vectors = output if several else [output]
     if not isinstance(vectors, list) or not all(isinstance(vector, list) for vector in vectors):

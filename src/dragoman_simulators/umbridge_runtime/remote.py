@@ -1,6 +1,5 @@
 """A vector function computed by a UM-Bridge server, or by several servers with the same model."""
 
-import json
 import threading
 import time
 from collections import OrderedDict
@@ -13,6 +12,7 @@ import numpy as np
 from dragoman.client.errors import ServerUnreachable
 from dragoman.client.http_sync import connect_transport, run_blocking
 from dragoman.client.messages import Address, Deadline, RestRequest
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import (
     DeadlineExceeded,
     DragomanError,
@@ -319,7 +319,7 @@ class RemoteFunction(VectorFunction):
         text = None if body is None else fast_json.dumps(body)
         text = self._send(path, text, timeout_s)
         try:
-            value = json.loads(text)
+            value = parse_json(text)
         except ValueError as error:
             raise InvalidOutput(f"{path}: expected JSON, got {text[:200]!r}") from error
         if not isinstance(value, dict):
@@ -350,7 +350,7 @@ def _is_size(value: Any) -> bool:
 def _response_error(url: str, status: int, text: bytes) -> DragomanError:
     """Return the error of a response, in the format of UM-Bridge or in any other."""
     try:
-        value = json.loads(text)["error"]
+        value = parse_json(text)["error"]
         kind, message = str(value["type"]), str(value["message"])
     except (ValueError, TypeError, KeyError):
         kind, message = "", text[:200].decode(errors="replace").replace("\n", " ").strip()

@@ -12,6 +12,7 @@ from typing import Any
 
 from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, ServerConnection, add_connection_arguments
 from dragoman.cli.terminal import colour_text, printable
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, ModelNotFound
 
 _EPILOG = f"""\
@@ -77,7 +78,7 @@ def _only_model(connection: ServerConnection) -> str:
     with connection.open("/v1/models") as response:
         body = response.read()
     try:
-        names = [str(each["id"]) for each in json.loads(body)["data"] if not each.get("parent")]
+        names = [str(each["id"]) for each in parse_json(body)["data"] if not each.get("parent")]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelFailed(f"{connection.url} does not respond as a server of the OpenAI API") from error
     if not names:
@@ -157,7 +158,7 @@ def _events(response: Any) -> Iterator[dict[str, Any]]:
         if not line.startswith(b"data:") or data == "[DONE]":
             continue
         try:
-            event = json.loads(data)
+            event = parse_json(data)
         except ValueError as error:
             raise ModelFailed(f"the server's answer cannot be read: {data[:200]}") from error
         if isinstance(event, dict):

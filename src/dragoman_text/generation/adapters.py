@@ -1,6 +1,5 @@
 """LoRA adapters in the format of PEFT, applied to the rows of a batch that select them."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from dragoman.core.documents import read_json
 from dragoman.core.errors import ModelFailed
 from dragoman_text.generation.fused import FusedModel, PackedLinear
 
@@ -199,7 +199,7 @@ def read_adapter(name: str, folder: Path, max_rank: int = 0) -> dict[str, LoraWe
     max_rank: 0 for no limit. Raises ModelFailed for files that are missing, malformed or not those of plain LoRA.
     """
     try:
-        config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_bytes())
+        config: dict[str, Any] = read_json(folder / "adapter_config.json")
         weights = load_file(folder / "adapter_model.safetensors")
     except OSError as error:
         raise ModelFailed(f"adapter '{name}' cannot be read: {error.strerror or type(error).__name__}") from error

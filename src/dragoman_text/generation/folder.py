@@ -1,11 +1,11 @@
 """Check the folder of a text model before it is loaded; explain errors in one line."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import load_object
 from dragoman_text.generation.gguf_file import GgufError, open_file
@@ -139,7 +139,7 @@ def _tensors(path: Path) -> Mapping[str, Any]:
     """Return the descriptions of the tensors in a safetensors file."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header: Mapping[str, Any] = json.loads(file.read(length))
+        header: Mapping[str, Any] = parse_json(file.read(length))
     return {name: each for name, each in header.items() if name != "__metadata__"}
 
 
@@ -191,10 +191,10 @@ def _check_file(path: Path) -> None:
         file.seek(8)
         header = file.read(length) if len(start) >= 8 and 2 <= length <= min(size, _MAX_HEADER_BYTES) else b""
     try:
-        tensors: Mapping[str, Any] = json.loads(header)
+        tensors: Mapping[str, Any] = parse_json(header)
         ends = [each["data_offsets"][1] for name, each in tensors.items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         expected = -1
     if size != expected:
         problem = f"expected {expected} bytes, got {size}" if expected >= 0 else "its header cannot be read"

@@ -1,12 +1,12 @@
 """Sampling defaults and end tokens of a model, from its `generation_config.json`."""
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.documents import read_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import GREEDY_BELOW, KINDS, MODEL_DEFAULTS, check_value
 from dragoman.core.text import Sampling
@@ -78,7 +78,7 @@ def apply_defaults(sampling: Sampling, defaults: Mapping[str, Any]) -> Sampling:
 
 def _load(path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        value = read_json(path)
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

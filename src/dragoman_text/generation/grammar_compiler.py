@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded
 from dragoman.core.foreign_code import public_error
 from dragoman.core.text import Grammar
@@ -191,7 +192,7 @@ class CompilerProcess:
             if not chunk:
                 raise EOFError
             received += chunk
-        response: dict[str, Any] = json.loads(received)
+        response: dict[str, Any] = parse_json(received)
         return response
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from dragoman.core.documents import parse_json
 from dragoman_text.generation import exact_numbers
 
 # White space between the parts of JSON: none, a space, or a line break with indentation. JSON allows more, which small
@@ -38,7 +39,7 @@ def json_grammar(text: str, *, compact: bool = False) -> tuple[str, str]:
     numbers where they cannot be enforced.
     """
     try:
-        schema = json.loads(text)
+        schema = parse_json(text)
         if not isinstance(schema, dict):
             raise ValueError("expected a JSON schema as an object")
         options = _checked_options(schema.get("x-guidance", {}))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from dragoman.core.documents import parse_json
 from dragoman.core.text import PartsText
 
 # Messages and tools to the text of a prompt.
@@ -399,8 +400,8 @@ def _adapt_call(call: Mapping[str, Any], form: MessageForm) -> dict[str, Any]:
     arguments: Any = text
     if form.arguments == "object":
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
+            value = parse_json(text)
+        except ValueError:
             value = None
         if isinstance(value, dict):
             arguments = value

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dragoman.core.documents import parse_json
 from dragoman_text.generation.gbnf import literal, to_lark
 from dragoman_text.generation.json_schema import json_grammar
 
@@ -21,7 +22,7 @@ def to_grammars(text: str, *, compact: bool = False) -> str:
 
     Both forms are accepted: `structures` with `triggers`, and xgrammar's `format`.
     """
-    value = json.loads(text)
+    value = parse_json(text)
     writer = _Writer(compact=compact)
     match value:
         case {"format": Mapping() as form}:

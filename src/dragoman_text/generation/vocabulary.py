@@ -2,7 +2,6 @@
 
 import codecs
 import importlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
@@ -10,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput, ModelFailed, TooLong
 from dragoman.core.text import Chat, InfillPrompt, Prompt, RawPrompt, Token, TokenSpan
 from dragoman.system.load_steps import report_step
@@ -457,7 +457,7 @@ def _adds_special_tokens(prompt: str | Chat) -> bool:
 
 
 def _is_byte_level(fast: Any) -> bool:
-    decoder = json.loads(fast.to_str())["decoder"]
+    decoder = parse_json(fast.to_str())["decoder"]
     return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
 

@@ -1,6 +1,5 @@
 """Shared by the runtimes of text generation: the model around an engine."""
 
-import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -17,6 +16,7 @@ from dragoman.codecs.elements import strings
 from dragoman.core.callers import current_caller
 from dragoman.core.calls import Generate, Infer, Inference, Tokenize
 from dragoman.core.datatypes import BOOL, BYTES, INT32, INT64
+from dragoman.core.documents import parse_json, read_json
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, ModelFailed, WorkerLost
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
@@ -156,7 +156,7 @@ def _number(name: str, value: Any) -> Any:
     if not isinstance(value, str) or _NAMES.get(name) in _LISTS:
         return value
     try:
-        return json.loads(value) if _NUMBER.fullmatch(value) else value
+        return parse_json(value) if _NUMBER.fullmatch(value) else value
     except ValueError:  # a number of too many digits
         return value
 
@@ -177,7 +177,7 @@ def _single(call: Infer, name: str) -> Any:
 
 def _json(text: str) -> Any:
     check_json(text.encode(), _POLICY)
-    return json.loads(text)
+    return parse_json(text)
 
 
 def _sampling_fields(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -347,7 +347,7 @@ def _size(prompt: Prompt) -> int:
 def read_config(folder: Path) -> Mapping[str, Any]:
     """Read the folder's config.json. Raises ModelFailed if it cannot be read."""
     try:
-        config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        config: Mapping[str, Any] = read_json(folder / "config.json")
+    except (OSError, ValueError) as error:
         raise ModelFailed(f"'{folder.name}' has no config.json that can be read: {error}") from error
     return config

@@ -213,11 +213,12 @@ SUPPORT = {"support": {"Evaluate": True}}
 
 @contextmanager
 def scripted_server(**responses: Any) -> Iterator[str]:
-    """Start a server that sends a fixed JSON text per endpoint."""
+    """Start a server that sends a fixed JSON value, or the bytes of one, per endpoint."""
 
     class Endpoint(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            text = json.dumps(responses[self.path[1:]]).encode()
+            found = responses[self.path[1:]]
+            text = found if isinstance(found, bytes) else json.dumps(found).encode()
             self.rfile.read(int(self.headers.get("content-length", 0)))
             self.send_response(200)
             self.send_header("content-length", str(len(text)))
@@ -250,6 +251,10 @@ def scripted_server(**responses: Any) -> Iterator[str]:
         ({"InputSizes": {"inputSizes": [1.5]}}, r"expected a list of integers from 0 as inputSizes, got \[1.5\]"),
         ({"InputSizes": {"inputSizes": [True]}}, "expected a list of integers from 0 as inputSizes"),
         ({"InputSizes": {"inputSizes": ["1"]}}, "expected a list of integers from 0 as inputSizes"),
+        (
+            {"InputSizes": b'{"inputSizes":' + b"[" * 9999 + b"]" * 9999 + b"}"},
+            '/InputSizes: expected JSON, got b\'{"inputSizes":\\[\\[',
+        ),
         ({"OutputSizes": {"outputSizes": [-1]}}, "expected a list of integers from 0 as outputSizes"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from dragoman.core.calls import Infer, Inference, ModelDescription, Response
 from dragoman.core.datatypes import BOOL, BYTES
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.formats import fast_json
@@ -17,7 +18,7 @@ from dragoman.protocols.wire import Buffer, Policy
 
 def parse_generate_object(text: bytes) -> dict[str, Any]:
     """Return the object of a body that was checked before. Raises InvalidInput for a key that occurs twice."""
-    value: dict[str, Any] = json.loads(text, object_pairs_hook=_unique)
+    value: dict[str, Any] = parse_json(text, object_pairs_hook=_unique)
     return value
 
 

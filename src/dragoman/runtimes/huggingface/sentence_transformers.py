@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.documents import read_json
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import MODULES_FILE, POOLING_FILE
 
@@ -246,8 +247,8 @@ def _read(path: Path, *, required: bool = True) -> Fields:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        return read_json(path)
+    except (OSError, ValueError) as error:
         raise ModelFailed(f"{path} cannot be read: {error}") from error
 
 

@@ -13,6 +13,7 @@ from dragoman.codecs.decode import Defaults
 from dragoman.codecs.elements import strings
 from dragoman.core.calls import Handle, Handled, Infer
 from dragoman.core.datatypes import BYTES, DATATYPES, NUMERIC, Array, Datatype, datatype_of, widens
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
@@ -119,8 +120,8 @@ def _datetime(tensor: Tensor, name: str) -> Any:
 
 def _from_json(tensor: Tensor, name: str) -> Array:
     try:
-        return object_array(map(json.loads, _text(tensor, name)), tensor.data.shape)
-    except (ValueError, RecursionError) as error:
+        return object_array(map(parse_json, _text(tensor, name)), tensor.data.shape)
+    except ValueError as error:
         raise InvalidInput(f"input '{name}': expected JSON in each element: {error}") from error
 
 
@@ -251,9 +252,9 @@ class MlflowModel(Model):
             param, value = self._params[name], parameters[name]
             try:
                 if param.shape is not None and isinstance(value, str):
-                    value = json.loads(value)
+                    value = parse_json(value)
                 params[name] = param.validate_param_spec(value, param)
-            except (self._mlflow_error, ValueError, RecursionError) as error:
+            except (self._mlflow_error, ValueError) as error:
                 kind = getattr(param.dtype, "name", param.dtype)
                 expected = kind if param.shape is None else f"a JSON list of {kind}"
                 raise InvalidInput(f"parameter '{name}': expected {expected}, got {parameters[name]!r:.100}") from error

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dragoman.core.calls import Handled
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.formats import fast_json
 from dragoman.formats.json_scan import check_json
@@ -69,8 +70,8 @@ def _check_table(body: bytes) -> None:
         try:
             value = fast_json.loads(body)
         except fast_json.JSONDecodeError:  # also for NaN, which MLflow takes
-            value = json.loads(body)
-    except (ValueError, RecursionError):
+            value = parse_json(body)
+    except ValueError:
         return
     if not isinstance(value, dict):
         return
@@ -140,7 +141,7 @@ def _with_null(text: str) -> str:
     """Return JSON with null for NaN, which JSON does not have. Raises InvalidInput for an infinite number."""
     if "NaN" not in text and "Infinity" not in text:
         return text
-    return json.dumps(json.loads(text, parse_constant=_constant))
+    return json.dumps(parse_json(text, parse_constant=_constant))
 
 
 def _constant(name: str) -> None:

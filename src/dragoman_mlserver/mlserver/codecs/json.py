@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.core.documents import parse_json
 from dragoman.formats import fast_json
 from dragoman_mlserver.mlserver.codecs.adapted import decode_str
 
@@ -47,7 +48,7 @@ def encode_to_json(v: Any, use_bytes: bool = True) -> str | bytes:
 
 def decode_json_input_or_output(input_or_output: Any) -> list[Any]:
     """Return the values of a BYTES tensor whose elements are JSON."""
-    return [json.loads(each) for each in as_list(input_or_output.data.root)]
+    return [parse_json(each) for each in as_list(input_or_output.data.root)]
 
 
 def _text(value: Any) -> str:

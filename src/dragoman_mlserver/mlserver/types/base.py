@@ -10,6 +10,8 @@ from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
+from dragoman.core.documents import parse_json
+
 _Dict = dict[str, Any]  # the class has a method of that name
 _MISSING = object()
 _IMMUTABLE = frozenset({str, int, float, bool})
@@ -98,7 +100,7 @@ class BaseModel:
 
     @classmethod
     def model_validate_json(cls, text: str | bytes) -> Self:
-        return cls.of(json.loads(text))
+        return cls.of(parse_json(text))
 
     @classmethod
     def model_validate(cls, value: Any) -> Self:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from dragoman.core.documents import parse_json
 from dragoman.protocols.wire import replace_surrogates
 from dragoman_text.apis.common.python_calls import PythonEndFinder, parse_python_calls
 from dragoman_text.apis.common.tool_formats import (
@@ -79,8 +80,8 @@ class JsonEndFinder:
 def parse_call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments (JSON text) of the tool call that an object is; None if it is not one."""
     try:
-        return _call(json.loads(text))
-    except (ValueError, RecursionError):
+        return _call(parse_json(text))
+    except ValueError:
         return None
 
 

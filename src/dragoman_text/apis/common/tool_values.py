@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dragoman.core.documents import parse_json
 from dragoman.core.patterns import LazyPattern
 from dragoman.protocols.wire import replace_surrogates
 from dragoman_text.apis.common.tool_formats import DSML, SPACE, prefixes
@@ -135,7 +136,7 @@ def _boolean(text: str) -> str | None:
 
 def _structure(text: str) -> str | None:
     """Parse an object or a list, in JSON or in Python syntax."""
-    for read in (json.loads, _literal):
+    for read in (parse_json, _literal):
         try:
             value = read(text)
             if isinstance(value, dict | list):

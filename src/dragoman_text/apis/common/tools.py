@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import format_value
 from dragoman.core.text import Grammar
@@ -104,7 +105,7 @@ def message_or_calls(message: Grammar, call: Grammar, *, single: bool) -> Gramma
     """
     match message.kind:
         case "json_schema":
-            content = {"type": "json_schema", "json_schema": json.loads(message.text)}
+            content = {"type": "json_schema", "json_schema": parse_json(message.text)}
         case "json_object":
             content = {"type": "json_schema", "json_schema": {"type": "object"}}
         case "regex":
@@ -112,7 +113,7 @@ def message_or_calls(message: Grammar, call: Grammar, *, single: bool) -> Gramma
         case _:
             return None
     line = {"type": "optional", "content": {"type": "const_string", "value": "\n"}}
-    plain = {"type": "json_schema", "json_schema": json.loads(call.text)}
+    plain = {"type": "json_schema", "json_schema": parse_json(call.text)}
     tag = {"begin": "<tool_call>", "content": {"type": "sequence", "elements": [line, plain, line]}}
     calls = {
         "type": "tags_with_separator",
@@ -193,8 +194,8 @@ def _input(arguments: str) -> str:
     """Return the input of a custom tool from its arguments, which may be truncated; other text is the input itself."""
     start = _INPUT_START.match(arguments)
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = parse_json(arguments)
+    except ValueError:
         if start is None:
             return arguments
         ends = (arguments[start.end() :].rstrip("\\")[: -n or None] for n in range(6))  # without a part of an escape
@@ -205,7 +206,7 @@ def _input(arguments: str) -> str:
 
 def _unescape(text: str) -> str | None:
     try:
-        return str(json.loads(f'"{text}"'))
+        return str(parse_json(f'"{text}"'))
     except ValueError:
         return None
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.documents import parse_json, read_json
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
 from dragoman.core.foreign_code import is_interruption, public_error
 from dragoman.core.text import TEMPLATE_TEXT, Grammar, Sampling
@@ -105,7 +105,7 @@ def grammar_parameters(grammar: Grammar) -> dict[str, Any]:
         "lark": lambda text: {"grammar": text},
         "gbnf": lambda text: {"grammar": text},
         "structural_tag": lambda text: {"structural_tag": text},
-        "choice": lambda text: {"choice": json.loads(text)},
+        "choice": lambda text: {"choice": parse_json(text)},
     }
     return formats[grammar.kind](grammar.text)
 
@@ -307,7 +307,7 @@ def find_adapters(folder: Path, named: Mapping[str, str]) -> dict[str, str]:
 
 
 def max_rank(adapters: Mapping[str, str]) -> int:
-    ranks = [int(json.loads((Path(path) / "adapter_config.json").read_bytes())["r"]) for path in adapters.values()]
+    ranks = [int(read_json(Path(path) / "adapter_config.json")["r"]) for path in adapters.values()]
     return next((rank for rank in _RANKS if rank >= max(ranks)), max(ranks))
 
 
