@@ -1,6 +1,7 @@
 """Python model server: loads each model once and serves it over several inference protocols.
 
-The public names are listed here, and for type checkers in `__init__.pyi`; anything else may change without notice.
+The public names are listed here, but for the datatypes, and for type checkers in `__init__.pyi`. Anything else may
+change without notice.
 """
 
 import importlib
@@ -28,20 +29,6 @@ _HOME = {
     "SequenceOptions": "core.sequences",
     "Runtime": "core.runtime",
     "Datatype": "core.datatypes",
-    "BOOL": "core.datatypes",
-    "UINT8": "core.datatypes",
-    "UINT16": "core.datatypes",
-    "UINT32": "core.datatypes",
-    "UINT64": "core.datatypes",
-    "INT8": "core.datatypes",
-    "INT16": "core.datatypes",
-    "INT32": "core.datatypes",
-    "INT64": "core.datatypes",
-    "FP16": "core.datatypes",
-    "BF16": "core.datatypes",
-    "FP32": "core.datatypes",
-    "FP64": "core.datatypes",
-    "BYTES": "core.datatypes",
     "Shape": "codecs.typed",
     "InferenceRequest": "formats.message",
     "InferenceResponse": "formats.message",
@@ -70,12 +57,17 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("dragoman.core.errors")
     if name in _HOME:
         return getattr(importlib.import_module(f"dragoman.{_HOME[name]}"), name)
+    if name == "__all__" or name.isupper():
+        from dragoman.core.datatypes import DATATYPES
+
+        if name in DATATYPES:
+            return DATATYPES[name]
     if name == "__all__" or not name.startswith("_"):
         from dragoman.hooks import own_entries
 
         of_features = own_entries("names")
         if name == "__all__":
-            return [*_OWN, *of_features]
+            return [*_OWN, *DATATYPES, *of_features]
         if name in of_features:
             return of_features[name].load()
     raise AttributeError(f"module 'dragoman' has no attribute '{name}'")

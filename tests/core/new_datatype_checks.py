@@ -21,7 +21,7 @@ from dragoman import Infer, Tensor, TensorSpec
 from dragoman.core import datatypes
 from dragoman.protocols.open_inference.grpc_inference import OUTPUT_CONTENTS
 
-FP8 = datatypes.DATATYPES["FP8"]
+FP8: datatypes.Datatype = dragoman.FP8  # type: ignore[attr-defined]  # the table has it, not the type stub
 FEW = np.array([[0.5, -1.75, 448.0], [0.1015625, -0.0, np.nan]]).astype(ml_dtypes.float8_e4m3fn)
 MANY = np.arange(-128, 128, 0.5).astype(ml_dtypes.float8_e4m3fn).reshape(2, -1)  # 512 values, rounded
 

@@ -126,20 +126,16 @@ def restore_unsigned(parameters: dict[str, Scalar]) -> None:
             parameters[name] = value + (1 << 64)
 
 
-def check_parameters(parameters: Parameters) -> None:
-    """Raise InvalidInput for a parameter of a request that is reserved."""
-    for name in parameters:
+def check_call(call: Infer, policy: Policy) -> None:
+    """Raise InvalidInput for a reserved parameter of a request, or more inputs or outputs than `max_tensors`."""
+    for name in call.parameters:
         if name.startswith(RESERVED):
             raise InvalidInput(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified. "
                 f"Only the following keys starting with 'triton_' are allowed: {WANTS_FINAL}; got {name!r:.64}"
             )
-    if "headers" in parameters:  # of the model's view of a request, as in Triton and MLServer
+    if "headers" in call.parameters:  # of the model's view of a request, as in Triton and MLServer
         raise InvalidInput("parameter 'headers' is reserved for the headers of the request, and cannot be sent")
-
-
-def check_counts(call: Infer, policy: Policy) -> None:
-    """Raise InvalidInput if a call has more inputs or outputs than `max_tensors`."""
     most = policy.max_tensors
     if len(call.inputs) > most:
         raise InvalidInput(f"'inputs': expected at most {most}, got {len(call.inputs)}")

@@ -28,7 +28,6 @@ from dragoman.core.text import Generation, Sampling, Text
 from dragoman.core.text_limits import MAX_STOPS, MAX_WORDS
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.protocols.open_inference import messages, rest
-from dragoman.protocols.open_inference.extensions import check_parameters
 from dragoman.protocols.open_inference.generate_tensors import generate_response, infer_call, parse_generate_object
 from dragoman.protocols.open_inference.rest_request import path_model
 from dragoman.protocols.parameters import (
@@ -198,7 +197,6 @@ class OpenInferenceGenerate:
 
     def _infer_request(self, http: HttpRequest, model: ModelDescription) -> tuple[Request[Inference], str]:
         call, id_ = infer_call(parse_generate_object(bytes(http.body)), model, self._policy)
-        check_parameters(call.parameters)
         return structs.replace(build_request(call, http, self._policy), id=id_), id_
 
     # --- text models -----------------------------------------------------------------------------------------

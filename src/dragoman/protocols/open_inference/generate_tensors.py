@@ -12,7 +12,7 @@ from dragoman.core.signature import Shape, TensorSpec
 from dragoman.formats import fast_json
 from dragoman.formats.body import parse_request, serialize_tensors
 from dragoman.formats.json_text import json_chunks
-from dragoman.protocols.open_inference.extensions import check_counts
+from dragoman.protocols.open_inference.extensions import check_call
 from dragoman.protocols.wire import Buffer, Policy
 
 
@@ -62,7 +62,7 @@ def infer_call(body: Mapping[str, Any], model: ModelDescription, policy: Policy)
     document = {"inputs": inputs, "parameters": parameters}
     parsed = parse_request(json.dumps(document, ensure_ascii=False).encode(errors="surrogatepass"), None, policy)
     call = Infer(parsed.inputs, (), parsed.parameters)
-    check_counts(call, policy)
+    check_call(call, policy)
     return call, id_ if isinstance(id_, str) else ""
 
 

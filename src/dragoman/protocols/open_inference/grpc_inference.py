@@ -85,7 +85,6 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         parameters = parameters_from_proto(message.parameters, "")
         final = _pop_wants_final(parameters)
         oip.restore_unsigned(parameters)
-        oip.check_parameters(parameters)
     outputs = _parse_outputs(message.outputs, policy) if message.outputs else _NO_OUTPUTS
     has_content_type = "content_type" in parameters
     if raw and len(raw) != len(message.inputs):
@@ -135,8 +134,7 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         outputs.region_slices, held,
     )  # fmt: skip
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
-    if len(tensors) + len(call.outputs) > 1:
-        oip.check_counts(call, policy)
+    oip.check_call(call, policy)
     return Request(call, model, message.model_version, message.id, request.deadline_s, metadata), options
 
 

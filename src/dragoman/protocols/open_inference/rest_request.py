@@ -9,7 +9,6 @@ from dragoman.core.errors import InvalidInput
 from dragoman.formats.body import (
     HEADER_LENGTH,
     JsonParameters,
-    RequestBody,
     RequestedOutput,
     parse_parameters,
     parse_request,
@@ -19,12 +18,7 @@ from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.shared_regions import Region, RegionSlice
 from dragoman.protocols.open_inference.classification import parse_class_count
-from dragoman.protocols.open_inference.extensions import (
-    check_counts,
-    check_parameters,
-    parse_content_type,
-    parse_output_region,
-)
+from dragoman.protocols.open_inference.extensions import check_call, parse_content_type, parse_output_region
 from dragoman.protocols.wire import HttpRequest, Policy
 
 
@@ -88,22 +82,15 @@ def parse_infer_request(http: HttpRequest, policy: Policy) -> tuple[Request[Infe
         raise
     metadata = policy.forwarded_headers(http.headers) if policy.forward_headers else {}
     call, options = Infer(body.inputs), _JSON_OUTPUTS
-    if body.parameters or body.outputs or len(body.inputs) != 1:
-        call, options = _parse_call(body, policy)
-        if body.parameters:
-            check_parameters(body.parameters)
+    if body.parameters or body.outputs:
+        binary = body.parameters.pop("binary_data_output", False) if body.parameters else False
+        options = _parse_outputs(binary, body.outputs, policy)
+        call = Infer(body.inputs, options.names, body.parameters, content_types=options.content_types)
+    check_call(call, policy)
     if body.regions:
         options = msgspec.structs.replace(options, held=body.regions)
     model, version = http.params.get("model", ""), http.params.get("version", "")
     return Request(call, model, version, body.id or "", None, metadata), options, body.id
-
-
-def _parse_call(body: RequestBody, policy: Policy) -> tuple[Infer, RestOutputOptions]:
-    binary = body.parameters.pop("binary_data_output", False) if body.parameters else False
-    options = _parse_outputs(binary, body.outputs, policy)
-    call = Infer(body.inputs, options.names, body.parameters, content_types=options.content_types)
-    check_counts(call, policy)
-    return call, options
 
 
 def parse_control_request(http: HttpRequest, policy: Policy) -> ControlBody:
