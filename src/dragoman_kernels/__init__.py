@@ -14,7 +14,7 @@ from typing import Any
 from dragoman_kernels.build import library_name
 
 # In the order of the bits that `cpu_forms` of cpu.c returns. `portable` is for any CPU.
-FORMS = ("portable", "avx2", "avx512", "avx512_bf16", "neon")
+FORMS = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "neon")
 # Names a form for all kernels, for tests: `KERNELS_FORM=portable`. `none`: as if there were no library.
 FORM_VARIABLE = "KERNELS_FORM"
 # The path of another library, for tests: scripts/test-kernels.
@@ -40,11 +40,12 @@ def _library() -> ctypes.CDLL:
 
 @functools.cache
 def available_forms() -> tuple[str, ...]:
-    """Return the forms that this CPU can run, the fastest last. Raises NoKernels."""
-    cpu_forms = _library().cpu_forms
+    """Return the forms that this CPU can run and the library has, the fastest last. Raises NoKernels."""
+    library = _library()
+    cpu_forms = library.cpu_forms
     cpu_forms.restype = ctypes.c_int64
     bits = cpu_forms()
-    return tuple(form for number, form in enumerate(FORMS) if bits >> number & 1)
+    return tuple(form for number, form in enumerate(FORMS) if bits >> number & 1 and hasattr(library, f"step_{form}"))
 
 
 def best_form() -> str:

@@ -23,15 +23,19 @@ SOURCES = Path(__file__).parent / "c"
 # Flags of each form, by the architecture of the CPU. Other architectures have the portable form alone.
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl")
+_AVX512_BF16 = (*_AVX512, "-mavx512vbmi", "-mavx512vnni", "-mavx512bf16")
 FORM_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "portable": (),
         "avx2": _AVX2,
         "avx512": _AVX512,
-        "avx512_bf16": (*_AVX512, "-mavx512vbmi", "-mavx512vnni", "-mavx512bf16"),
+        "avx512_bf16": _AVX512_BF16,
+        "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
     },
     "aarch64": {"portable": (), "neon": ()},
 }
+# Forms of Linux alone, and only if the compiler knows their instructions.
+_LINUX_FORMS = ("amx",)
 # Sources that are compiled once, not for each form.
 _ONCE = ("cpu",)
 # `-ffp-contract=off`: sums and products are rounded as they are written, by any compiler.
@@ -66,11 +70,11 @@ def system_compiler() -> list[str] | None:
     return None
 
 
-def _compiles(command: Sequence[str]) -> bool:
-    """Return whether a compiler makes a shared library with the newest instructions that the kernels use."""
+def _compiles(command: Sequence[str], form: str = "avx512_bf16") -> bool:
+    """Return whether a compiler makes a shared library with the instructions of a form."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     source = "#include <immintrin.h>\n" if x86 else "#include <stdint.h>\n"
-    flags = FORM_FLAGS["x86_64"]["avx512_bf16"] if x86 else ()
+    flags = FORM_FLAGS["x86_64"][form] if x86 else ()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "try.c")
         path.write_text(source + "int number(void) { return 1; }\n")
@@ -95,6 +99,17 @@ def _machine() -> str:
     return {"AMD64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
+def _forms(command: Sequence[str], target: str) -> dict[str, tuple[str, ...]]:
+    """Return the forms that a compiler makes for a target, with their flags."""
+    machine = target.partition("-")[0] or _machine()
+    linux = "linux" in (target or sys.platform)
+    return {
+        form: flags
+        for form, flags in FORM_FLAGS.get(machine, {"portable": ()}).items()
+        if form not in _LINUX_FORMS or (linux and ("ziglang" in command or _compiles(command, form)))
+    }
+
+
 def build(output: Path, objects: Path, *, target: str = "", sanitize: bool = False) -> bool:
     """Compile the library unless `output` is up to date; return whether it was compiled. Raises NoCompiler.
 
@@ -102,16 +117,16 @@ def build(output: Path, objects: Path, *, target: str = "", sanitize: bool = Fal
     headers, changed.
     """
     ours = compiler(target)
-    machine = target.partition("-")[0] or _machine()
     headers = "".join(path.read_text() for path in sorted(SOURCES.glob("*.h")))
     # Code of Windows is always independent of its position, and compilers reject the flag.
     pic = [] if library_name(target).endswith(".dll") else ["-fPIC"]
     flags = [*_FLAGS, *pic, *(_SANITIZE if sanitize else ())]
     objects.mkdir(parents=True, exist_ok=True)
+    all_forms = _forms(ours, target)
     compiled: list[Path] = []
     jobs: list[list[str]] = []
     for source in sorted(SOURCES.glob("*.c")):
-        forms = {"": ()} if source.stem in _ONCE else FORM_FLAGS.get(machine, {"portable": ()})
+        forms = {"": ()} if source.stem in _ONCE else all_forms
         for form, form_flags in forms.items():
             defines = [f"-DFORM={form}", f"-DFORM_{form}"] if form else []
             arguments = [*ours, *flags, *form_flags, *defines, "-c", str(source)]

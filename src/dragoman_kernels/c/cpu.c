@@ -8,7 +8,7 @@
 #endif
 
 /* Bits of the result, in the order of FORMS in dragoman_kernels/__init__.py. */
-enum { PORTABLE = 1, AVX2 = 2, AVX512 = 4, AVX512_BF16 = 8, NEON = 16 };
+enum { PORTABLE = 1, AVX2 = 2, AVX512 = 4, AVX512_BF16 = 8, AMX = 16, NEON = 32 };
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -19,6 +19,22 @@ static uint64_t enabled_registers(void)
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (uint64_t)high << 32 | low;
 }
+
+#if defined(__linux__)
+/* Ask the system for the registers of AMX, for all threads of this process: arch_prctl(ARCH_REQ_XCOMP_PERM, 18). By the
+ * instruction, because the library is linked without a C library. */
+static int tiles_permitted(void)
+{
+    int64_t result;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"((int64_t)158), "D"((int64_t)0x1023), "S"((int64_t)18)
+                     : "rcx", "r11", "memory");
+    return result == 0;
+}
+#else
+static int tiles_permitted(void) { return 0; }
+#endif
 
 static int has(uint32_t found, uint32_t needed) { return (found & needed) == needed; }
 
@@ -37,9 +53,13 @@ EXPORT int64_t cpu_forms(void)
     if ((registers & 0xe0) != 0xe0 || !has(b, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31))
         return forms;
     forms |= AVX512;
-    uint32_t more = c; /* VBMI, VNNI */
-    if (a >= 1 && __get_cpuid_count(7, 1, &fourth, &b, &c, &d) && has(fourth, 1u << 5) && has(more, 1u << 1 | 1u << 11))
-        forms |= AVX512_BF16;
+    uint32_t more = c, tiles = d; /* VBMI, VNNI; AMX */
+    if (a < 1 || !__get_cpuid_count(7, 1, &fourth, &b, &c, &d) || !has(fourth, 1u << 5) || !has(more, 1u << 1 | 1u << 11))
+        return forms;
+    forms |= AVX512_BF16;
+    /* AMX-BF16, AMX-TILE. The system saves their registers if bits 17 and 18 are set. */
+    if (has(tiles, 1u << 22 | 1u << 24) && (registers & 0x60000) == 0x60000 && tiles_permitted())
+        forms |= AMX;
     return forms;
 }
 

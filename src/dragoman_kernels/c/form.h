@@ -1,13 +1,18 @@
 /* What a kernel needs in every form: names, attributes, vectors of 16 numbers.
  *
- * The build compiles each kernel once per form with FORM defined: portable, avx2, avx512, avx512_bf16 or neon. A function
- * of a kernel is called NAME(function): function_avx2, and so on. */
+ * The build compiles each kernel once per form with FORM defined: portable, avx2, avx512, avx512_bf16, amx or neon. A
+ * function of a kernel is called NAME(function): function_avx2, and so on. */
 #ifndef DRAGOMAN_FORM_H
 #define DRAGOMAN_FORM_H
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+/* But for products, it is avx512_bf16. */
+#if defined(FORM_amx)
+#define FORM_avx512_bf16 1
+#endif
 
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)

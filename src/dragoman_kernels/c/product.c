@@ -5,10 +5,15 @@
  *
  * Layout of a block, which `parts`, `pair` and dragoman_text's linear.py agree on:
  *   [parts, steps, 64 / parts, pair], where a step is one input, or a pair of BF16 inputs that one instruction
- *   multiplies (`pair`). */
+ *   multiplies (`pair`).
+ *
+ * With AMX the products of BF16 have other tiles and another order of sums: amx.h. */
 #include "product.h"
 #include "norm.h"
 #include "share.h"
+#if defined(FORM_amx)
+#include "amx.h"
+#endif
 
 /* Steps along a block per turn of the tiles. For up to two tiles: few, so that the core prefetches weights while it
  * computes. For more: as many as keep the weights in the first-level cache. */
@@ -142,12 +147,10 @@ INLINE void tile(const int kind, const int rows, const char *inputs, int64_t row
 #endif
 
 TILES(F32)
-#if PAIR == 2
-TILES(PAIRS)
-#define TILES_BF16 tiles_PAIRS, PAIRS
-#else
+#if PAIR == 1
 TILES(BF16)
-#define TILES_BF16 tiles_BF16, BF16
+#elif !defined(FORM_amx)
+TILES(PAIRS)
 #endif
 
 INLINE void multiply_block(void (*const *tiles)(TILE_ARGUMENTS), const int kind, const char *inputs, int64_t row_bytes,
@@ -170,10 +173,16 @@ INLINE void multiply_block(void (*const *tiles)(TILE_ARGUMENTS), const int kind,
 EXPORT void NAME(product)(const void *inputs, int64_t row_bytes, const void *weights, float *sums, int64_t rows,
                           int64_t size, int64_t bf16)
 {
-    if (bf16)
-        multiply_block(TILES_BF16, inputs, row_bytes, weights, sums, rows, size);
-    else
+    if (!bf16)
         multiply_block(tiles_F32, F32, inputs, row_bytes, weights, sums, rows, size);
+    else
+#if defined(FORM_amx)
+        multiply_by_amx(inputs, row_bytes, weights, sums, rows, size);
+#elif PAIR == 2
+        multiply_block(tiles_PAIRS, PAIRS, inputs, row_bytes, weights, sums, rows, size);
+#else
+        multiply_block(tiles_BF16, BF16, inputs, row_bytes, weights, sums, rows, size);
+#endif
 }
 
 EXPORT void NAME(product_part)(const linear_layer *layer, const void *inputs, int64_t row_bytes, int64_t rows,

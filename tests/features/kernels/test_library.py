@@ -4,6 +4,7 @@ import ctypes
 import platform
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,8 +28,25 @@ def test_forms_of_this_cpu_are_those_that_linux_reports() -> None:
     flags = set(path.read_text().partition("flags")[2].partition("\n")[0].split())
     avx2 = {"avx2", "fma", "f16c"}
     avx512 = avx2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
-    needed = {"avx2": avx2, "avx512": avx512, "avx512_bf16": avx512 | {"avx512vbmi", "avx512_vnni", "avx512_bf16"}}
-    assert ("portable", *(form for form, each in needed.items() if each <= flags)) == FORMS
+    avx512_bf16 = avx512 | {"avx512vbmi", "avx512_vnni", "avx512_bf16"}
+    amx = avx512_bf16 | {"amx_tile", "amx_bf16"}
+    needed = {"avx2": avx2, "avx512": avx512, "avx512_bf16": avx512_bf16, "amx": amx}
+    expected = ["portable", *(form for form, each in needed.items() if each <= flags)]
+    if "amx" in expected and not may_use_amx():
+        expected.remove("amx")
+    assert tuple(expected) == FORMS
+
+
+def may_use_amx() -> bool:
+    """Ask Linux for the registers of AMX: `arch_prctl(ARCH_REQ_XCOMP_PERM, 18)`."""
+    return bool(ctypes.CDLL(None).syscall(158, ctypes.c_long(0x1023), ctypes.c_long(18)) == 0)
+
+
+def test_a_form_that_the_compiler_could_not_build_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = dragoman_kernels._library()
+    without = SimpleNamespace(cpu_forms=library.cpu_forms, **{f"step_{form}": None for form in FORMS[:-1]})
+    monkeypatch.setattr(dragoman_kernels, "_library", lambda: without)
+    assert dragoman_kernels.available_forms.__wrapped__() == FORMS[:-1]
 
 
 def test_the_best_form_is_the_last_and_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,12 +57,12 @@ class KernelConfig:
     @property
     def pair(self) -> int:
         """Inputs of a step of a product: one, or two that an instruction for BF16 multiplies together."""
-        return 2 if self.bf16 and self.form == "avx512_bf16" else 1
+        return 2 if self.bf16 and self.form in ("avx512_bf16", "amx") else 1
 
     @property
     def parts(self) -> int:
         """Parts of the columns of a block that are stored one after the other, for tiles that read only one of them."""
-        return 1 if self.form.startswith("avx512") else COLUMNS // LANES
+        return 1 if self.form in ("avx512", "avx512_bf16", "amx") else COLUMNS // LANES
 
     def block_bytes(self, inputs: int) -> int:
         """Return the bytes of a block of weights."""

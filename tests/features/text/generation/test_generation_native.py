@@ -459,6 +459,24 @@ def test_product_equals_its_reference(form: str, rows: int, steps: int, seed: in
     torch.testing.assert_close(sums, product_reference(inputs.double(), weights.double()), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.skipif("amx" not in forms(), reason="needs a CPU with AMX")
+@given(rows=st.integers(1, 70), steps=st.integers(1, 400), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_product_of_amx_has_the_bits_of_its_reference(rows: int, steps: int, seed: int) -> None:
+    config = kernel_config("amx-bfloat16")
+    inputs, weights = (random_tensor(seed + i, n, 2 * steps).bfloat16() for i, n in enumerate((rows, COLUMNS)))
+    sums = product(inputs, pack_blocks(weights, config), config)
+    padding = (0, -2 * steps % 32)
+    wide, columns = (torch.nn.functional.pad(each.float(), padding).numpy() for each in (inputs, weights))
+    expected = np.zeros((rows, COLUMNS), np.float32)
+    for first in range(0, wide.shape[1], 32):  # even and odd inputs in one chain each: a product is exact in FP32
+        chains = np.zeros((2, rows, COLUMNS), np.float32)
+        for i in range(first, first + 32):
+            chains[i % 2] += wide[:, i, None] * columns[:, i]
+        expected += chains[0] + chains[1]
+    assert np.array_equal(sums.numpy().view(np.uint32), expected.view(np.uint32))
+
+
 @pytest.mark.parametrize("form", BF16_FORMS)
 def test_numbers_are_rounded_to_the_nearest_bf16(form: str) -> None:
     bits = np.random.default_rng(1).integers(0, 1 << 32, 16_000, np.uint32)

@@ -60,9 +60,9 @@ def test_products(form: str, bf16: bool) -> None:
     config = config_of(form, bf16)
     types = (_ADDRESS, _INTEGER, _ADDRESS, _ADDRESS, *[_INTEGER] * 3)
     product = dragoman_kernels.function("product", form, *types)
-    for size in (2, 34, 96):
+    for size in (2, 34, 96, 290):
         block = pack_blocks(torch.randn(COLUMNS, size).to(config.dtype), config)
-        for rows in (1, 2, 3, 4, 5, 6, 7, 13, 20):
+        for rows in (1, 2, 3, 4, 5, 6, 7, 13, 20, 35):
             inputs, results = torch.randn(rows, size).to(config.dtype), []
             for copy in (torch.clone, Guarded()):
                 given, weights, sums = copy(inputs), copy(block), copy(torch.zeros(rows, COLUMNS))
