@@ -223,7 +223,7 @@ def test_errors_beside_the_load_are_not_subtracted_from_its_arrivals(tmp_path: P
     with ThreadingHTTPServer(("127.0.0.1", 0), FailingBeside) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         command = [load.build_generator("open_load"), server.server_port, 2, 0.2, tmp_path, 200, 10, 1, -1]
-        found = json.loads(subprocess.check_output([*map(str, command)], timeout=30))
+        found = json.loads(subprocess.check_output([*map(str, command)], timeout=60))
         server.shutdown()
     assert found["errors"] > 0
     assert found["responses"] == found["arrivals"] > 0

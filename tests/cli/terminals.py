@@ -61,7 +61,7 @@ class Terminal:
         os.write(self._parent, line.encode() + b"\n")
 
     def wait_for_exit(self) -> int:
-        return self.popen.wait(30)
+        return self.popen.wait(60)
 
     def __enter__(self) -> Self:
         return self
@@ -69,6 +69,6 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)
-            self.popen.wait(30)
+            self.popen.wait(60)
         self._reader.join(10)
         os.close(self._parent)

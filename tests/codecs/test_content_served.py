@@ -59,7 +59,7 @@ async def test_lists_have_shape_n_or_n_by_1_also_in_metadata() -> None:
     assert status == 200, response
     assert response["outputs"][0]["data"] == ["2000-01-11T00:00:00"]
     async with dragoman.Server(days, http_port=0, grpc_port=-1) as server:
-        found = await asyncio.to_thread(requests.get, f"{server.http_url}/v2/models/days", timeout=30)
+        found = await asyncio.to_thread(requests.get, f"{server.http_url}/v2/models/days", timeout=60)
     assert found.json()["inputs"] == [
         {"name": "x", "datatype": "BYTES", "shape": [-1], "parameters": {"content_type": "datetime"}},
         {"name": "y", "datatype": "BYTES", "shape": [-1]},

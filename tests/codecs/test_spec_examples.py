@@ -43,7 +43,7 @@ async def infer(body: Any, *models: Any, model: str = "foo") -> dict[str, Any]:
     """Return the JSON of the response to a body that `requests` posts."""
     async with dragoman.Server(*(models or (Foo,)), http_port=0, grpc_port=-1) as server:
         url = f"{server.http_url}/v2/models/{model}/infer"
-        response = await asyncio.to_thread(requests.post, url, json=body, timeout=30)
+        response = await asyncio.to_thread(requests.post, url, json=body, timeout=60)
     found: dict[str, Any] = response.json()
     assert response.status_code == 200, found
     return found

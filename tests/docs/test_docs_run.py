@@ -82,7 +82,7 @@ class Shell:
             server, self.server = self.server, None
             try:
                 server.terminate()
-                assert server.wait_for_exit(20) == 0
+                assert server.wait_for_exit(60) == 0
             finally:
                 server.kill()
 

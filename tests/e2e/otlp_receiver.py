@@ -70,13 +70,15 @@ class OtlpReceiver:
             self.spans += [_span(span, resource) for scope in group.scope_spans for span in scope.spans]
 
     def trace(self, trace_id: str, count: int) -> list[Span]:
-        """Wait for this number of spans of a trace; return them in the order of their start."""
+        """Wait for this number of spans of a trace, with their parents; return them in the order of their start."""
 
-        def found() -> list[Span]:
-            return [span for span in self.spans if span.trace_id == trace_id]
+        def found() -> list[Span] | None:
+            spans = [span for span in self.spans if span.trace_id == trace_id]
+            ids = {span.span_id for span in spans}  # one request may be sent in two parts
+            has_parents = all(span.kind == SERVER or span.parent_id in ids for span in spans)
+            return spans if has_parents and len(spans) >= count else None
 
-        wait_until(lambda: len(found()) >= count, f"{count} spans", 30)
-        return sorted(found(), key=lambda span: (span.start, -span.end))
+        return sorted(wait_until(found, f"{count} spans") or (), key=lambda span: (span.start, -span.end))
 
     def close(self) -> None:
         self.respond.set()

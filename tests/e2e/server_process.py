@@ -188,7 +188,7 @@ class ServerProcess:
         if self.popen.poll() is None:
             self.terminate()
             try:
-                self.popen.wait(20)
+                self.popen.wait(60)
             except subprocess.TimeoutExpired:
                 self.popen.kill()
                 self.popen.wait()

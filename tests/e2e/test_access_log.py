@@ -199,7 +199,7 @@ def test_a_log_that_cannot_be_opened_anew_touches_no_connection(tmp_path: Path) 
         lines(folder / "access.log", 1)
         folder.rename(moved)
         wait_until(lambda: dropped(server), "dropped lines")
-        connections = [http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20) for _ in range(3)]
+        connections = [http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60) for _ in range(3)]
         for _ in range(3):
             for connection in connections:
                 connection.request("GET", "/v2")

@@ -256,21 +256,21 @@ def json_body() -> dict[str, Any]:
 def test_requests(shapes: ServerProcess) -> None:
     url = f"http://{shapes.url}/v2/models/SumDiff"
     with requests.Session() as session:
-        assert session.get(f"{url}/ready", timeout=10).ok
-        response = session.post(f"{url}/infer", json=json_body(), timeout=10).json()
+        assert session.get(f"{url}/ready", timeout=60).ok
+        response = session.post(f"{url}/infer", json=json_body(), timeout=60).json()
         assert response["outputs"][0]["data"] == (A + B).ravel().tolist()
         assert response["id"] == "q"
-        rejected = session.post(f"{url}/infer", data=b"{", timeout=10)
+        rejected = session.post(f"{url}/infer", data=b"{", timeout=60)
         assert rejected.status_code == 400
         assert "error" in rejected.json()
-        assert session.get(f"{url}/infer", timeout=10).status_code == 405
-        assert session.get(f"http://{shapes.url}/nothing", timeout=10).json().keys() == {"error"}
+        assert session.get(f"{url}/infer", timeout=60).status_code == 405
+        assert session.get(f"http://{shapes.url}/nothing", timeout=60).json().keys() == {"error"}
 
 
 def test_requests_decompresses_a_response(shapes: ServerProcess) -> None:
     numbers = list(range(5000))
     tensor = {"name": "x", "datatype": "INT64", "shape": [5000], "data": numbers}
-    response = requests.post(f"http://{shapes.url}/v2/models/Echo/infer", json={"inputs": [tensor]}, timeout=10)
+    response = requests.post(f"http://{shapes.url}/v2/models/Echo/infer", json={"inputs": [tensor]}, timeout=60)
     assert response.headers["content-encoding"] == "gzip"
     assert response.json()["outputs"][0]["data"] == numbers
 
@@ -284,7 +284,7 @@ def test_curl(shapes: ServerProcess, content_type: str | None) -> None:
 
 
 def test_a_body_in_chunks(shapes: ServerProcess) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", shapes.http_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", shapes.http_port, timeout=60)
     text = json.dumps(json_body()).encode()
     chunks = (text[i : i + 100] for i in range(0, len(text), 100))
     connection.request("POST", "/v2/models/SumDiff/infer", chunks, encode_chunked=True)
@@ -312,7 +312,7 @@ def test_a_raw_body(shapes: ServerProcess) -> None:
 def test_a_stream_of_events(shapes: ServerProcess) -> None:
     url = f"http://{shapes.url}/v2/models/Count/infer_stream"
     tensor = {"name": "n", "datatype": "INT32", "shape": [1], "data": [-3]}
-    with requests.post(url, json={"inputs": [tensor]}, stream=True, timeout=10) as response:
+    with requests.post(url, json={"inputs": [tensor]}, stream=True, timeout=60) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         events = [json.loads(line[6:]) for line in response.iter_lines() if line]
     assert [e["outputs"][0]["data"] for e in events[:-1]] == [[0], [1], [2]]
@@ -327,7 +327,7 @@ def test_head_and_trailing_slash(shapes: ServerProcess) -> None:
 
 def test_pipelined_requests_are_answered_in_order(shapes: ServerProcess) -> None:
     one = b"GET /v2/models/%s HTTP/1.1\r\nhost: x\r\n\r\n"
-    connection = http.client.HTTPConnection("127.0.0.1", shapes.http_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", shapes.http_port, timeout=60)
     connection.connect()
     connection.sock.sendall(one % b"Echo" + one % b"SumDiff" + one % b"missing")
     text = b""

@@ -60,10 +60,10 @@ async def test_health_over_grpc(limited: dragoman.Server) -> None:
     for port in (limited.http_ports[0], limited.grpc_port):
         for name in ("ServerLive", "ServerReady"):
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=LONE) as channel:
-                assert await channel.unary_unary(SERVICE + name)(b"", timeout=20) == b"\x08\x01"
+                assert await channel.unary_unary(SERVICE + name)(b"", timeout=60) == b"\x08\x01"
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=LONE) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary(SERVICE + "ServerMetadata")(b"", timeout=20)
+                await channel.unary_unary(SERVICE + "ServerMetadata")(b"", timeout=60)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert caught.value.details().startswith("the server has too many connections")
 
@@ -153,5 +153,5 @@ async def test_requests_are_answered_while_file_descriptors_are_left(monkeypatch
         assert response.json["outputs"][0]["data"] == [2.0, 4.0, 6.0]
         assert "connection" not in response.headers
         async with grpc.aio.insecure_channel(server.grpc_url) as channel:
-            reply = await channel.unary_unary(SERVICE + "ServerMetadata")(b"", timeout=20)
+            reply = await channel.unary_unary(SERVICE + "ServerMetadata")(b"", timeout=60)
         assert m.ServerMetadataResponse.FromString(reply).name == "dragoman"

@@ -30,7 +30,7 @@ def half(x: float) -> float:
 
 def all_samples(process: ServerProcess, accept: str = "") -> dict[str, float]:
     """Return every sample of the server by name and labels."""
-    response = requests.get(f"http://{process.url}/metrics", headers={"accept": accept}, timeout=30)
+    response = requests.get(f"http://{process.url}/metrics", headers={"accept": accept}, timeout=60)
     families = [*text_string_to_metric_families(response.text)]
     found = [s for f in families for s in f.samples]
     keys = [s.name + "".join(f",{k}={v}" for k, v in sorted(s.labels.items())) for s in found]
@@ -39,7 +39,7 @@ def all_samples(process: ServerProcess, accept: str = "") -> dict[str, float]:
 
 
 def samples(process: ServerProcess) -> dict[tuple[str, str, str], float]:
-    response = requests.get(f"http://{process.url}/metrics", timeout=30)
+    response = requests.get(f"http://{process.url}/metrics", timeout=60)
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     found = [s for f in text_string_to_metric_families(response.text) for s in f.samples]
     return {(s.name, s.labels.get("outcome", ""), s.labels.get("le", "")): s.value for s in found}
@@ -50,7 +50,7 @@ def test_calls_are_counted_by_outcome(tmp_path: Path) -> None:
     with running_server(str(tmp_path / "model.py:half"), "--placement", "thread") as process:
         for value in (1.0, 2.0, 13.0, "no number"):
             body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [value]}]}
-            requests.post(f"http://{process.url}/v2/models/half/infer", json=body, timeout=30)
+            requests.post(f"http://{process.url}/v2/models/half/infer", json=body, timeout=60)
         found = samples(process)
     assert found["dragoman_calls_total", "ok", ""] == 2
     assert found["dragoman_calls_total", "ModelFailed", ""] == 1
@@ -66,14 +66,14 @@ def test_the_path_of_metrics_can_be_changed_or_disabled(tmp_path: Path) -> None:
     with running_server(
         str(tmp_path / "model.py:half"), "--placement", "thread", "--metrics-path", "/custom/metrics"
     ) as process:
-        assert "dragoman_calls_total" in requests.get(f"http://{process.url}/custom/metrics", timeout=30).text
+        assert "dragoman_calls_total" in requests.get(f"http://{process.url}/custom/metrics", timeout=60).text
         response = requests.get(
-            f"http://{process.url}/custom/metrics?name[]=dragoman_model_ready&name[]=no", timeout=30
+            f"http://{process.url}/custom/metrics?name[]=dragoman_model_ready&name[]=no", timeout=60
         )
         assert [f.name for f in text_string_to_metric_families(response.text)] == ["dragoman_model_ready"]
-        assert requests.get(f"http://{process.url}/metrics", timeout=30).status_code == 404
+        assert requests.get(f"http://{process.url}/metrics", timeout=60).status_code == 404
     with running_server(str(tmp_path / "model.py:half"), "--placement", "thread", "--metrics-path", "") as process:
-        assert requests.get(f"http://{process.url}/metrics", timeout=30).status_code == 404
+        assert requests.get(f"http://{process.url}/metrics", timeout=60).status_code == 404
 
 
 OIP = "oip_rest"
@@ -90,11 +90,11 @@ def test_every_response_is_counted_by_protocol_and_status(tmp_path: Path) -> Non
         before = all_samples(process)
         url = f"http://{process.url}"
         for body in (*[json.dumps(X)] * 70, "{", "[1]"):
-            session.post(f"{url}/v2/models/half/infer", data=body, timeout=30)
-        session.get(f"{url}/nowhere", timeout=30)
-        session.delete(f"{url}/v2/models/half/infer", timeout=30)
-        session.post(f"{url}/generate", data="{", timeout=30)
-        session.get(f"{url}/v2 ", timeout=30)
+            session.post(f"{url}/v2/models/half/infer", data=body, timeout=60)
+        session.get(f"{url}/nowhere", timeout=60)
+        session.delete(f"{url}/v2/models/half/infer", timeout=60)
+        session.post(f"{url}/generate", data="{", timeout=60)
+        session.get(f"{url}/v2 ", timeout=60)
         with grpc.insecure_channel(process.grpc_url) as channel:
             for path in ("ModelInfer", "ServerLive", "None"):
                 with suppress(grpc.RpcError):
@@ -126,12 +126,12 @@ def test_connections_bytes_and_rejected_requests_are_counted(tmp_path: Path) -> 
     ) as process:
         url = f"http://{process.url}/v2/models/half/infer"
         with requests.Session() as session:
-            session.post(url, json=X, timeout=30)
+            session.post(url, json=X, timeout=60)
             before = all_samples(process)
             body = json.dumps(X).ljust(2000)
-            responses = [session.post(url, data=body, timeout=30) for _ in range(3)]
+            responses = [session.post(url, data=body, timeout=60) for _ in range(3)]
             after = all_samples(process)
-            assert requests.post(url, data=body.ljust(6000), timeout=30).status_code == 503
+            assert requests.post(url, data=body.ljust(6000), timeout=60).status_code == 503
         rejected = all_samples(process)
     change = {name: after[name] - before[name] for name in before}
     assert {response.status_code for response in responses} == {200}
@@ -205,7 +205,7 @@ def test_metrics_without_batches_under_the_names_of_triton(tmp_path: Path) -> No
     with running_server(str(tmp_path / "model.py:half"), "--placement", "thread", "--metrics-as", "triton") as process:
         for value in (1.0, 13.0, 2.0):
             body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [value]}]}
-            requests.post(f"http://{process.url}/v2/models/half/infer", json=body, timeout=30)
+            requests.post(f"http://{process.url}/v2/models/half/infer", json=body, timeout=60)
         found = all_samples(process)
     assert found["nv_inference_count,model=half,version="] == 2
     assert found["nv_inference_exec_count,model=half,version="] == 2
@@ -216,10 +216,10 @@ def test_metrics_without_batches_under_the_names_of_triton(tmp_path: Path) -> No
 def test_openmetrics_and_text_export_the_same_values(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     with running_server(str(tmp_path / "model.py:half"), "--placement", "thread") as process:
-        requests.post(f"http://{process.url}/v2/models/half/infer", json=X, timeout=30)
+        requests.post(f"http://{process.url}/v2/models/half/infer", json=X, timeout=60)
         path = f"http://{process.url}/metrics?name[]=dragoman_calls_total&name[]=dragoman_call_duration_seconds"
-        text = requests.get(path, timeout=30)
-        openmetrics = requests.get(path, headers={"accept": "application/openmetrics-text;version=1.0.0"}, timeout=30)
+        text = requests.get(path, timeout=60)
+        openmetrics = requests.get(path, headers={"accept": "application/openmetrics-text;version=1.0.0"}, timeout=60)
     assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
     assert openmetrics.text.endswith("# EOF\n")
     plain = [s for f in text_string_to_metric_families(text.text) for s in f.samples]
@@ -258,7 +258,7 @@ def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Pat
         assert process.infer("Slow", [1.0])[0] == 200
         with pytest.raises(requests.Timeout):  # no worker joins
             requests.get(f"http://{process.url}/v2/models/Remote", timeout=0.5)
-        text = requests.get(f"http://{process.url}/metrics", timeout=30).text
+        text = requests.get(f"http://{process.url}/metrics", timeout=60).text
     exported = {*re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)}
     documentation = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     known = {*re.findall(r"`((?:dragoman|process)_\w+)`", documentation)}

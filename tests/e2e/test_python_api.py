@@ -48,7 +48,7 @@ async def countdown(n: int) -> AsyncIterator[int]:
 
 
 def post(url: str, path: str, body: Any) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     connection.request("POST", path, json.dumps(body))
     response = connection.getresponse()
     found = response.status, json.loads(response.read())
@@ -77,7 +77,7 @@ async def test_the_metadata_of_a_function() -> None:
         return x
 
     async with dragoman.Server(double, mixed, http_port=0, grpc_port=-1) as server:
-        connection = http.client.HTTPConnection(server.http_url.removeprefix("http://"), timeout=30)
+        connection = http.client.HTTPConnection(server.http_url.removeprefix("http://"), timeout=60)
 
         def get(name: str) -> Any:
             connection.request("GET", f"/v2/models/{name}")

@@ -113,7 +113,7 @@ def test_equal_requests_in_one_piece_keep_the_id_of_the_client(server: ServerPro
     body = json.dumps(X).encode()
     line = b"POST /v2/models/Inline/infer HTTP/1.1\r\nhost: a\r\nx-request-id: mine\r\n"
     request = line + b"content-length: %d\r\n\r\n" % len(body) + body
-    with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", server.http_port), timeout=60) as connection:
         for _ in range(4):
             connection.sendall(request)
             response = http.client.HTTPResponse(connection)

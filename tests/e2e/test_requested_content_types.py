@@ -44,7 +44,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 def infer(process: ServerProcess, *outputs: tuple[str, Any], model: str = "Mixed") -> requests.Response:
     requested = [{"name": name, "parameters": {"content_type": kind}} for name, kind in outputs]
     body = {"inputs": [], "outputs": requested}
-    return requests.post(f"http://{process.url}/v2/models/{model}/infer", json=body, timeout=30)
+    return requests.post(f"http://{process.url}/v2/models/{model}/infer", json=body, timeout=60)
 
 
 def test_an_output_is_encoded_as_requested(process: ServerProcess) -> None:
@@ -56,7 +56,7 @@ def test_an_output_is_encoded_as_requested(process: ServerProcess) -> None:
 
 
 def test_a_content_type_can_be_replaced(process: ServerProcess) -> None:
-    name = requests.get(f"http://{process.url}/v2/models/day", timeout=30).json()["outputs"][0]["name"]
+    name = requests.get(f"http://{process.url}/v2/models/day", timeout=60).json()["outputs"][0]["name"]
     (output,) = infer(process, (name, "datetime"), model="day").json()["outputs"]
     assert (output["parameters"]["content_type"], output["data"]) == ("datetime", ["2020-01-02T00:00:00"])
 

@@ -246,10 +246,10 @@ def test_killing_the_server_ends_its_workers() -> None:
 
 def test_idle_connections_do_not_delay_the_exit() -> None:
     with running_server(f"{TROUBLE}:Twice", "--drain-s", "600") as process:
-        idle = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=10)
+        idle = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=60)
         idle.request("GET", "/v2/health/live")
         idle.getresponse().read()
-        half = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=10)
+        half = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=60)
         half.connect()
         half.sock.sendall(b"POST /v2/models/Twice/infer HTTP/1.1\r\nhost: x\r\ncontent-")
         with grpc.insecure_channel(process.grpc_url) as channel:
@@ -267,7 +267,7 @@ def test_a_client_that_does_not_read_does_not_delay_the_exit() -> None:
     ) as process:
         tensor = {"name": "x", "datatype": "INT8", "shape": [count], "parameters": {"binary_data_size": count}}
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-        slow = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=10)
+        slow = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=60)
         headers = {"inference-header-content-length": str(len(head))}
         slow.request("POST", "/v2/models/Echo/infer", head + bytes(count), headers)
         wait_until(lambda: slow.sock.recv(1), "the beginning of the answer")

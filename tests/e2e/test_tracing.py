@@ -1,5 +1,6 @@
 """Traces: spans of a request under the client's, in each protocol and process; a collector that fails is no harm."""
 
+import asyncio
 import json
 import logging
 import math
@@ -269,22 +270,28 @@ def test_spans_of_grpc_calls(server: ServerProcess, receiver: OtlpReceiver) -> N
 
 
 def test_batches_in_a_worker_process(server: ServerProcess, receiver: OtlpReceiver) -> None:
-    traces = [new_trace_id() for _ in range(5)]
-    with ThreadPoolExecutor(5) as threads:
-        assert {status for status, _ in threads.map(lambda trace: infer(server, "Batched", trace), traces)} == {200}
-    batches = []
-    for trace_id in traces:
-        spans = receiver.trace(trace_id, 5)
-        names = by_name(spans)
+    batches: list[dict[str, Any]] = []
+
+    def two_calls_were_merged() -> bool:
+        traces = [new_trace_id() for _ in range(5)]
+        with ThreadPoolExecutor(5) as threads:
+            assert {status for status, _ in threads.map(lambda trace: infer(server, "Batched", trace), traces)} == {200}
+        batches.extend(batch for trace_id in traces for batch in batches_of(trace_id))
+        return any(batch["dragoman.batch.calls"] == 2 for batch in batches)
+
+    def batches_of(trace_id: str) -> list[dict[str, Any]]:
+        names = by_name(spans := receiver.trace(trace_id, 5))
+        if "batch" in names:
+            names = by_name(spans := receiver.trace(trace_id, 6))
         request, compute = names["POST /v2/models/{model}/infer"], names["compute"]
         assert compute.end - compute.start >= 49e6  # measured by the worker
-        assert request.end - request.start < 10e9
         if "batch" in names:
             assert tree(spans) == [request.name, ["parse", "queue", "batch", ["compute"], "format"]]
-            batches.append(names["batch"].attributes)
-        else:
-            assert tree(spans) == [request.name, ["parse", "queue", "compute", "format"]]
-    assert {batch["dragoman.batch.calls"] for batch in batches} >= {2}
+            return [names["batch"].attributes]
+        assert tree(spans) == [request.name, ["parse", "queue", "compute", "format"]]
+        return []
+
+    wait_until(two_calls_were_merged, "calls that arrive in time")
     assert all(batch["dragoman.batch.reason"] for batch in batches)
     assert all(batch["dragoman.batch.rows"] == batch["dragoman.batch.calls"] for batch in batches)
 
@@ -529,8 +536,13 @@ async def test_a_collector_that_hangs_delays_no_request_and_the_stop_only_a_litt
             wait_until(lambda: receiver.bodies, "the first export")
             for _ in range(5):  # two more than the queue has room for
                 assert await post(server) == 200
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.http_ports[0]}") as client:
-                text = (await client.get("/metrics")).text
+            async with (
+                httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.http_ports[0]}") as client,
+                asyncio.timeout(60),
+            ):
+                text = ""
+                while not text or metric(text, "dragoman_traces_dropped_total") < 2:  # spans end after the response
+                    text = (await client.get("/metrics")).text
             stopping_s = time.monotonic()
         assert metric(text, "dragoman_traces_dropped_total") == 2
         assert time.monotonic() - stopping_s < 25

@@ -47,7 +47,7 @@ async def test_grpclib(port: int, engine: FakeEngine) -> None:
             channel, SERVICE + "ModelInfer", m.ModelInferRequest, m.ModelInferResponse
         )
         for message in (infer_message(id="7"), LARGE):
-            reply = await infer(message, timeout=20)
+            reply = await infer(message, timeout=60)
             assert reply.raw_output_contents == message.raw_input_contents
         with pytest.raises(grpclib.exceptions.GRPCError) as caught:
             await infer(infer_message("nope"))
@@ -68,13 +68,13 @@ def call_every_way(target: str) -> list[str]:
         text = []
         for compression in grpc.Compression:
             reply = m.ModelInferResponse.FromString(
-                infer(LARGE.SerializeToString(), timeout=20, compression=compression)
+                infer(LARGE.SerializeToString(), timeout=60, compression=compression)
             )
             text.append("same" if reply.raw_output_contents == LARGE.raw_input_contents else "other")
         waiting = [infer.future(infer_message(id=str(n)).SerializeToString()) for n in range(50)]
         text += [m.ModelInferResponse.FromString(w.result(60)).id for w in waiting]
         stream = channel.stream_stream(SERVICE + "ModelStreamInfer")
-        replies = stream(iter([infer_message(id="a").SerializeToString()] * 2), timeout=20)
+        replies = stream(iter([infer_message(id="a").SerializeToString()] * 2), timeout=60)
         text += [m.ModelStreamInferResponse.FromString(r).infer_response.id for r in replies]
         try:
             infer(infer_message("slow").SerializeToString(), timeout=0.05)

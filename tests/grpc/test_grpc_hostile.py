@@ -208,7 +208,7 @@ async def test_a_reset_cancels_the_call(raw: Raw, engine: FakeEngine, leave: str
 
 async def test_a_client_without_preface_is_disconnected(strict: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", strict)
-    assert b"SETTINGS not received" in await asyncio.wait_for(reader.read(), 10)
+    assert b"SETTINGS not received" in await asyncio.wait_for(reader.read(), 60)
     writer.close()
 
 

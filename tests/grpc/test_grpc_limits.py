@@ -155,7 +155,7 @@ async def test_real_clients_wait_for_their_streams(serve: Serve, engine: FakeEng
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         infer = channel.unary_unary(f"{SERVICE}ModelInfer")
         messages = [infer_message(id=str(n)).SerializeToString() for n in range(50)]
-        found = await asyncio.gather(*(infer(message, timeout=20) for message in messages))
+        found = await asyncio.gather(*(infer(message, timeout=60) for message in messages))
     assert [m.ModelInferResponse.FromString(each).id for each in found] == [str(n) for n in range(50)]
 
 
@@ -213,15 +213,15 @@ def test_the_address_of_a_client(peer: Any, address: str) -> None:
 async def test_white_space_around_metadata(channel: Any) -> None:
     infer = channel.unary_unary(f"{SERVICE}ModelInfer")
     metadata = (("x-a", "trail "), ("x-b", " lead"), ("x-c", " "))
-    reply = await infer(infer_message(id="7").SerializeToString(), metadata=metadata, timeout=20)
+    reply = await infer(infer_message(id="7").SerializeToString(), metadata=metadata, timeout=60)
     assert m.ModelInferResponse.FromString(reply).id == "7"
 
 
 async def test_metadata_beyond_the_limit(channel: Any) -> None:
     live = channel.unary_unary(f"{SERVICE}ServerLive")
-    error = await rpc_error(live(b"", metadata=(("x-a", "b" * 20_000),), timeout=20))
+    error = await rpc_error(live(b"", metadata=(("x-a", "b" * 20_000),), timeout=60))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert m.ServerLiveResponse.FromString(await live(b"", timeout=20)).live
+    assert m.ServerLiveResponse.FromString(await live(b"", timeout=60)).live
 
 
 async def test_the_error_of_too_large_metadata_is_complete(serve: Serve) -> None:

@@ -114,7 +114,7 @@ async def test_tls(engine: FakeEngine, mutual: bool, tmp_path: Path) -> None:
     async def infer(credentials: Any) -> Any:
         async with grpc.aio.secure_channel(target, credentials) as channel:
             call = channel.unary_unary(f"/{m.SERVICE}/ModelInfer")
-            return m.ModelInferResponse.FromString(await call(infer_message().SerializeToString(), timeout=10))
+            return m.ModelInferResponse.FromString(await call(infer_message().SerializeToString(), timeout=60))
 
     try:
         with_own = grpc.ssl_channel_credentials(chain, key, chain)

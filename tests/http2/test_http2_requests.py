@@ -149,7 +149,7 @@ async def test_grpc_on_the_same_port(server: dragoman.Server) -> None:
     for port in (server.http_ports[0], server.grpc_port):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            reply = m.ModelInferResponse.FromString(await call(message.SerializeToString(), timeout=20))
+            reply = m.ModelInferResponse.FromString(await call(message.SerializeToString(), timeout=60))
             assert np.frombuffer(reply.raw_output_contents[0]).tolist() == RESPONSE
 
 
@@ -254,7 +254,7 @@ async def test_tls_with_alpn(certificate_file: tuple[Path, Path]) -> None:
         for port in (server.http_ports[0], server.grpc_port):
             async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
                 live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-                assert m.ServerLiveResponse.FromString(await live(b"", timeout=20)).live
+                assert m.ServerLiveResponse.FromString(await live(b"", timeout=60)).live
         context: Any = ssl.create_default_context(cafile=chain)
         context.set_alpn_protocols(["h2"])
         reader, writer = await asyncio.open_connection("127.0.0.1", server.grpc_port, ssl=context)

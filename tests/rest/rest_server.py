@@ -256,7 +256,7 @@ class KeepAliveClient:
     """A blocking client with one connection, for tests that send thousands of requests from a thread."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._file = self._socket.makefile("rb")
 
     def send(self, raw: bytes) -> None:

@@ -61,7 +61,7 @@ class Wire:
 
     async def hung_up(self) -> bool:
         try:
-            return await asyncio.wait_for(self.reader.read(1), 10) == b""
+            return await asyncio.wait_for(self.reader.read(1), 60) == b""
         except ConnectionError:
             return True
 

@@ -81,7 +81,7 @@ def start_worker(address: str, *arguments: str, secret: str = SECRET, code: str 
 async def end_of(worker: "subprocess.Popen[bytes]") -> tuple[int, str]:
     """Return the exit code and the output of a worker that ends by itself."""
     try:
-        _, output = await asyncio.to_thread(worker.communicate, timeout=30)
+        _, output = await asyncio.to_thread(worker.communicate, timeout=60)
         return worker.returncode, output.decode()
     finally:
         worker.kill()

@@ -118,7 +118,7 @@ def plain(answer: dict[str, Any]) -> dict[str, Any]:
 
 def infer(process: ServerProcess, path: str, body: Any, **options: Any) -> requests.Response:
     model, _, rest = path.partition("/")
-    return requests.post(f"http://{process.url}/v2/models/{model}/{rest}", json=body, timeout=30, **options)
+    return requests.post(f"http://{process.url}/v2/models/{model}/{rest}", json=body, timeout=60, **options)
 
 
 @pytest.mark.parametrize(("path", "body", "expected"), RESPONSES)
@@ -191,7 +191,7 @@ def test_custom_handlers_serve_their_paths(
 ) -> None:
     # As FastAPI writes it, which serves these methods there.
     headers = {"content-type": "application/json"} if body else {}
-    response = requests.request(method, f"http://{served_folder.url}{path}", data=body, headers=headers, timeout=30)
+    response = requests.request(method, f"http://{served_folder.url}{path}", data=body, headers=headers, timeout=60)
     assert (response.status_code, response.content) == (200, answer)
     assert response.headers["content-type"] == "application/json"
 
@@ -220,20 +220,20 @@ def test_custom_handlers_serve_their_paths(
 def test_errors_of_custom_handlers(
     served_folder: ServerProcess, method: str, path: str, body: str | None, status: int, message: str
 ) -> None:
-    response = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
+    response = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=60)
     assert response.status_code == status
     assert message in response.json()["error"]
 
 
 def test_paths_without_a_custom_handler_are_those_of_the_protocols(served_folder: ServerProcess) -> None:
     base = f"http://{served_folder.url}"
-    assert requests.get(f"{base}/v2", timeout=30).json()["name"] == "our-folder"
-    assert requests.get(f"{base}/health", timeout=30).status_code == 200
-    assert requests.get(f"{base}/v1/models", timeout=30).json()["object"] == "list"
+    assert requests.get(f"{base}/v2", timeout=60).json()["name"] == "our-folder"
+    assert requests.get(f"{base}/health", timeout=60).status_code == 200
+    assert requests.get(f"{base}/v1/models", timeout=60).json()["object"] == "list"
     # The routes of another protocol at the same path.
-    error = requests.post(f"{base}/v1/models/nobody:predict", json={"instances": []}, timeout=30)
+    error = requests.post(f"{base}/v1/models/nobody:predict", json={"instances": []}, timeout=60)
     assert (error.status_code, error.json()) == (404, {"error": "Model nobody not found"})
-    refused = requests.delete(f"{base}/generate", timeout=30)
+    refused = requests.delete(f"{base}/generate", timeout=60)
     assert (refused.status_code, refused.headers["allow"]) == (405, "OPTIONS, POST")
     assert "method DELETE is not allowed here; expected one of OPTIONS, POST" in refused.text
 
@@ -254,7 +254,7 @@ def test_custom_handlers_need_the_role_infer(key: str, is_changed: bool) -> None
 
 def test_metrics_of_models_are_exported(served_folder: ServerProcess) -> None:
     def samples() -> dict[str, float]:
-        text = requests.get(f"http://{served_folder.url}/metrics", timeout=30).text
+        text = requests.get(f"http://{served_folder.url}/metrics", timeout=60).text
         found = [s for f in text_string_to_metric_families(text) for s in f.samples]
         mine = {"model_name": "tallies", "model_version": ""}
         return {s.name: s.value for s in found if s.name.startswith("tally_size") and "le" not in s.labels} | {
@@ -262,7 +262,7 @@ def test_metrics_of_models_are_exported(served_folder: ServerProcess) -> None:
         }
 
     before = samples()
-    requests.post(f"http://{served_folder.url}/my-custom-endpoint", json=[1, 2, 3], timeout=30)
+    requests.post(f"http://{served_folder.url}/my-custom-endpoint", json=[1, 2, 3], timeout=60)
     after = samples()
     assert after["labels"] == 1
     assert after["tally_size_count"] - before.get("tally_size_count", 0) == 1
@@ -270,10 +270,10 @@ def test_metrics_of_models_are_exported(served_folder: ServerProcess) -> None:
 
 
 def test_metadata_come_from_the_settings(served_folder: ServerProcess) -> None:
-    response = requests.get(f"http://{served_folder.url}/v2/models/numpy-sum", timeout=30).json()
+    response = requests.get(f"http://{served_folder.url}/v2/models/numpy-sum", timeout=60).json()
     assert (response["platform"], response["versions"]) == ("our-own", [])
     assert [(i["name"], i["datatype"], i["shape"]) for i in response["inputs"]] == [("a", "FP32", [-1])]
-    assert requests.get(f"http://{served_folder.url}/v2", timeout=30).json()["name"] == "our-folder"
+    assert requests.get(f"http://{served_folder.url}/v2", timeout=60).json()["name"] == "our-folder"
 
 
 def test_binary_tensors_over_http(served_folder: ServerProcess) -> None:
@@ -324,7 +324,7 @@ def test_the_environment_alone_may_describe_a_model(tmp_path: Path) -> None:
     with running_server(str(tmp_path), environment=variables) as process:
         response = infer(process, "sums/infer", {"inputs": [tensor("x", "INT64", [1, 2], [1, 2])]}).json()
         assert (response["model_version"], response["outputs"][0]["data"]) == ("v3", [3])
-        assert requests.get(f"http://{process.url}/v2", timeout=30).json()["name"] == "theirs"
+        assert requests.get(f"http://{process.url}/v2", timeout=60).json()["name"] == "theirs"
 
 
 def test_runtimes_of_mlserver_accept_any_input_name(tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ def test_errors_and_versions_read_as_in_mlserver(served_folder: ServerProcess) -
     assert (response.status_code, response.json()) == (404, {"error": "Model nobody with version v0 not found"})
     response = infer(served_folder, "row-sums/versions/v0/infer", body)
     assert (response.status_code, response.json()) == (404, {"error": "Model row-sums with version v0 not found"})
-    metadata = requests.get(f"http://{served_folder.url}/v2/models/row-sums", timeout=30).json()
+    metadata = requests.get(f"http://{served_folder.url}/v2/models/row-sums", timeout=60).json()
     fields = [metadata["platform"], metadata["versions"], "details" in metadata]
     assert fields == ["", ["row-sums/v1.2"], False]  # the settings give no platform
     client = triton_grpc.InferenceServerClient(served_folder.grpc_url)
@@ -505,7 +505,7 @@ def test_a_stream_has_the_messages_of_the_client(served_folder: ServerProcess, s
         with grpc.insecure_channel(served_folder.grpc_url) as channel:
             call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
             metadata = (("dragoman-stream-shape", shape),) if shape else ()
-            return list(call(iter([request.SerializeToString()]), metadata=metadata, timeout=30))
+            return list(call(iter([request.SerializeToString()]), metadata=metadata, timeout=60))
 
     text = service_pb2.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1])
     typed = service_pb2.ModelInferRequest(model_name="words", inputs=[text])

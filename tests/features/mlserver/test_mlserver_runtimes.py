@@ -122,7 +122,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def infer(server: ServerProcess, model: str, *inputs: dict[str, Any], **fields: Any) -> Any:
     body = {"inputs": list(inputs), **fields}
-    return requests.post(f"http://{server.url}/v2/models/{model}/infer", json=body, timeout=30)
+    return requests.post(f"http://{server.url}/v2/models/{model}/infer", json=body, timeout=60)
 
 
 def tensor(name: str, datatype: str, shape: list[int], data: list[Any], **parameters: Any) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_invalid_requests(server: ServerProcess, model: str, given: Any, outputs
 
 
 def test_metadata_has_content_types(server: ServerProcess) -> None:
-    found = requests.get(f"http://{server.url}/v2/models/iris", timeout=30).json()
+    found = requests.get(f"http://{server.url}/v2/models/iris", timeout=60).json()
     (rows,) = found["inputs"]
     assert rows == {"name": "rows", "datatype": "FP32", "shape": [-1, 4], "parameters": {"content_type": "np"}}
     assert found["parameters"] == {"content_type": "np"}
@@ -176,7 +176,7 @@ def test_metadata_has_content_types(server: ServerProcess) -> None:
             ModelMetadataRequest.SerializeToString,
             ModelMetadataResponse.FromString,
         )
-        (rows,) = call(ModelMetadataRequest(name="iris"), timeout=30).inputs
+        (rows,) = call(ModelMetadataRequest(name="iris"), timeout=60).inputs
     assert rows.parameters["content_type"].string_param == "np"
 
 

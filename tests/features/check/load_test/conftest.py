@@ -64,6 +64,7 @@ def _handler(state: SlowServer) -> type[BaseHTTPRequestHandler]:
             state.count(1)
             with state.turn:
                 state.bodies.append(body)
+                fails = state.failing and len(state.bodies) % 2
                 time.sleep(state.delay_s)
                 state.count(-1)
             if self.path in state.missing:
@@ -75,7 +76,7 @@ def _handler(state: SlowServer) -> type[BaseHTTPRequestHandler]:
             elif "stream" in self.path:
                 self._stream([{"token": {"id": i, "text": "a"}} for i in range(TOKENS)])
             else:
-                self._send({"outputs": []}, 503 if state.failing and len(state.bodies) % 2 else 200)
+                self._send({"outputs": []}, 503 if fails else 200)
 
         def _send(self, value: Any, status: int = 200) -> None:
             body = json.dumps(value).encode()

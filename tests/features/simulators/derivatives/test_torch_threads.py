@@ -64,7 +64,7 @@ def test_many_threads_get_the_derivatives_of_one() -> None:
 @pytest.mark.parametrize("kind", ["apply_jacobian", "apply_hessian"])
 def test_two_calls_that_are_in_the_function_at_the_same_time(kind: str) -> None:
     """Each waits for the other in the middle of the function, where forward mode would mix their tangents."""
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=60)
 
     def waiting(x: Any) -> Any:
         y = torch.sin(x)

@@ -116,7 +116,7 @@ async def test_the_event_loop_runs_meanwhile() -> None:
     while not task.done():
         await asyncio.sleep(0.01)
         turns += 1
-    assert turns > 3
+    assert turns > 1  # it would be one if the loop did not run
     assert isinstance(task.exception(), TimeLimitExceededError)
     threads.shutdown()
 

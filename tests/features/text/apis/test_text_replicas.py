@@ -113,7 +113,7 @@ async def test_the_metrics_of_each_worker_are_exported(server: Server) -> None:
 
     async def scrape(name: str, label: str) -> dict[tuple[str, str], float]:
         """Return the sums of a metric by model and replica."""
-        text = (await asyncio.to_thread(requests.get, f"{server.http_url}/metrics", timeout=30)).text
+        text = (await asyncio.to_thread(requests.get, f"{server.http_url}/metrics", timeout=60)).text
         lines = [line.rpartition(" ")[0] for line in text.splitlines()]
         assert len(set(lines)) == len(lines)  # no sample twice
         found: Counter[tuple[str, str]] = Counter()
