@@ -33,6 +33,12 @@ far = {{ umbridge = "{url}", model = "forward", check_s = 0.1 }}
 """
 
 
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.engine.control._FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr("dragoman.workers.local._AVAILABILITY_INTERVAL_S", 0.05)
+
+
 def remote_spec(url: str, **parameters: Any) -> ModelSpec:
     parameters_ = {"urls": url, "model": "forward", "check_s": 0.1, **parameters}
     return ModelSpec(name="remote", runtime="umbridge", parameters=parameters_)
