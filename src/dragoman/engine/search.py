@@ -29,7 +29,10 @@ _SKIPPED_NAMED = 3
 _IMPORT_TIMEOUT_S = 600.0
 _NO_MODEL = "the folder holds no model file"
 # A file with none of these contains no model of the `umbridge` package, and at most one function of vectors.
-_VECTOR_MARKS = re.compile(rb"umbridge|get_input_sizes|(?s:\bvector_function\b.*\n.*\bvector_function\b)")
+_VECTOR_MARKS = re.compile(
+    rb"umbridge|get_input_sizes|(?s:\bvector_function\b.*\n.*\bvector_function\b)"
+    rb"|\bvector_function\s+as\b|=[^\n]*\bvector_function\b"  # another name for it, which may occur often
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ _MAX_ERROR, _MAX_VALUE_ERROR = 1e-6, 1e-10
 _MAX_MIXED_ERROR, _MAX_MIXED_VALUE_ERROR = 1e-4, 1e-8
 # A derivative with a larger error, relative to itself, is rejected, unless the error is negligible: below this fraction
 # of the largest term of the same result, or of the function's value, for a change of the input by its own magnitude.
+# A kink is no noise: beside the value it is never negligible.
 _MAX_REPORTED_ERROR = 0.1
 _NEGLIGIBLE_TERM, _NEGLIGIBLE_VALUE = 1e-3, 1e-4
 # Steps of mixed differences: the first by noise^(1/6), for which truncation (h⁴) and noise (1/h²) errors are of the
@@ -58,22 +59,29 @@ def directional_derivative(
     noise : relative noise of the values, if it is known to be above rounding errors.
     step : relative step, instead of one by the noise.
     """
-    slopes = _Slopes(PointFunction(values, x, value, noise=noise), step)
-    derivative, error = np.zeros(len(value)), np.zeros(len(value))
-    for summand in split_by_scale(x, vec):
-        part = slopes.along(summand)
-        derivative, error = derivative + part.value, error + part.error
-    return Estimate(derivative, error)
+    return _Slopes(PointFunction(values, x, value, noise=noise), step).along(vec)
 
 
 class _Slopes:
-    """Slopes of a function at a point. The noise found along one direction determines the first step along the next."""
+    """Slopes of a function at a point. The noise found along one direction determines the first step along the next.
+
+    kink: which elements had a kink along the last direction.
+    """
 
     def __init__(self, function: PointFunction, step: float) -> None:
         self._function, self._step = function, step
         self.noise = function.rounding
+        self.kink = np.zeros(len(function.magnitude), bool)
 
     def along(self, vec: Vector) -> Estimate:
+        result = Estimate(np.zeros(len(self.kink)), np.zeros(len(self.kink)))
+        self.kink = np.zeros(len(self.kink), bool)
+        for summand in split_by_scale(self._function.x, vec):
+            part = self._along(summand)
+            result = Estimate(result.value + part.value, result.error + part.error)
+        return result
+
+    def _along(self, vec: Vector) -> Estimate:
         function = self._function
         unit, raised = max_step(component_scales(function.x), vec), max_step(raised_scales(function.x), vec)
         limit = _MAX_VALUE_ERROR * function.magnitude * min(1.0, unit / raised)
@@ -90,6 +98,7 @@ class _Slopes:
             1 if self._step else MAX_SAMPLES,
         )
         self.noise = np.maximum(self.noise, measured.noise)
+        self.kink |= measured.kink & (measured.error > _MAX_REPORTED_ERROR * np.abs(measured.slope))
         return Estimate(measured.slope / unit, measured.error / unit)
 
 
@@ -167,9 +176,11 @@ class FiniteDifferences(DerivedFunction):
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         x, value = inputs[input], self._finite_value(output, inputs, config)
         function = self._of_input(output, input, inputs, config)
-        result = directional_derivative(function, x, value, vec, self._noise, self._step)
+        slopes = _Slopes(PointFunction(function, x, value, noise=self._noise), self._step)
+        result = slopes.along(vec)
         reach = result.error * max_step(component_scales(x), vec)
-        check_estimate("ApplyJacobian", self._function.name, NAME, result, reach, _NEGLIGIBLE_VALUE * np.abs(value))
+        limit = np.where(slopes.kink, 0.0, _NEGLIGIBLE_VALUE * np.abs(value))
+        check_estimate("ApplyJacobian", self._function.name, NAME, result, reach, limit)
         return result
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
@@ -179,9 +190,10 @@ class FiniteDifferences(DerivedFunction):
         values = self._of_input(output, input, inputs, config)
         function = PointFunction(lambda x: values(x)[used], x, value[used], noise=self._noise)  # others may be infinite
         slopes, weights = _Slopes(function, self._step), sens[used]
-        columns: list[Estimate] = []
+        columns, kinks = list[Estimate](), list[bool]()
         for unit in unit_vectors(len(x)):
             columns.append(slopes.along(unit))
+            kinks.append(bool(slopes.kink.any()))
             if len(columns) == 1 < len(x) and not function.resolved.all():
                 function.resolve_constants(np.where(x != 0, x, component_scales(x)))
         result = Estimate(
@@ -189,7 +201,7 @@ class FiniteDifferences(DerivedFunction):
             np.array([np.abs(weights) @ each.error for each in columns]),
         )
         size = float(np.abs(weights) @ np.abs(value[used]))
-        check_gradient_estimate("Gradient", self._function.name, NAME, result, x, size)
+        check_gradient_estimate("Gradient", self._function.name, NAME, result, x, np.where(kinks, 0.0, size))
         return result
 
     def apply_hessian(
@@ -270,15 +282,17 @@ class FiniteDifferences(DerivedFunction):
         return as_vectors(self.base.evaluate(inputs, config), self.output_sizes(config))
 
 
-def check_gradient_estimate(verb: str, function: str, method: str, result: Estimate, x: Vector, size: float) -> None:
+def check_gradient_estimate(
+    verb: str, function: str, method: str, result: Estimate, x: Vector, size: float | Vector
+) -> None:
     """Check a result with one element for each component of x as `check_estimate` does.
 
-    `size`: magnitude of the function's value.
+    `size`: magnitude of the function's value beside which errors may be negligible, or one for each component.
     """
     scales = _check_scales(x)
     largest = np.max(np.abs(np.nan_to_num(result.value)) * scales, initial=0.0)
-    limit = max(_NEGLIGIBLE_TERM * float(largest), _NEGLIGIBLE_VALUE * size)
-    check_estimate(verb, function, method, result, result.error * scales, np.full(len(x), limit))
+    limit = np.maximum(_NEGLIGIBLE_TERM * float(largest), _NEGLIGIBLE_VALUE * np.full(len(x), size))
+    check_estimate(verb, function, method, result, result.error * scales, limit)
 
 
 def hessian_size(slope: Vector, x: Vector, y: Vector, vec: Vector) -> float:

@@ -156,6 +156,20 @@ def test_models_without_names_are_named_after_the_file(tmp_path: Path, text: str
     assert names(tmp_path / "server.py") == ["server"]
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import dragoman\nvf = dragoman.vector_function",
+        "from dragoman import vector_function as vf",
+        "import functools, dragoman\nvf = functools.partial(dragoman.vector_function)",
+    ],
+)
+def test_functions_marked_under_another_name_are_all_served(tmp_path: Path, imports: str) -> None:
+    functions = "".join(f"\n@vf(inputs=[1], outputs=[1])\ndef {name}(x): return x\n" for name in ("one", "two"))
+    (tmp_path / "file.py").write_text(imports + functions)
+    assert names(tmp_path / "file.py") == ["one", "two"]
+
+
 def test_two_files_with_the_same_model_name_are_rejected(tmp_path: Path) -> None:
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(MODEL + 'model = Scaled("posterior")\n')

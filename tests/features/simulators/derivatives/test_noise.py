@@ -1,5 +1,6 @@
 """Functions with noise, printed digits, single precision and large constants: finite differences and verification."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -200,3 +201,41 @@ def test_a_refusal_takes_a_bounded_number_of_evaluations() -> None:
     with pytest.raises(ModelFailed, match="kink"):
         function.gradient(0, 0, [np.array([1.0, 1.0, 2.0])], ONE, {})
     assert calls[0] <= 12
+
+
+# --- what is negligible --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("constant", [0.0, 1e4, 1e6])
+@pytest.mark.parametrize("call", ["gradient", "apply_jacobian"])
+def test_a_kink_is_refused_however_large_the_value_is(constant: float, call: str) -> None:
+    function = differences(lambda x: constant + 2.4 * max(float(x[0]) - 0.7, 0.0) + x[1])
+    vector = ONE if call == "gradient" else UNIT
+    message = error_message(lambda: getattr(function, call)(0, 0, [np.array([0.7, 1.2])], vector, {}), ModelFailed)
+    assert re.search(r"element 0 is 1\.2 with an estimated error of 0\.6: .* or has a kink", message)
+    beside = getattr(function, call)(0, 0, [np.array([0.8, 1.2])], vector, {})
+    assert as_vector(beside, 2 if call == "gradient" else 1, "")[0] == pytest.approx(2.4, rel=1e-3)
+
+
+def test_noise_below_a_ten_thousandth_of_the_value_does_not_hide_that_an_output_does_not_change() -> None:
+    rng = np.random.default_rng(3)
+    function = differences(lambda x: np.array([x[0], x[1]]) ** 2 * (1 + 1e-7 * rng.normal(size=2)))
+    result = as_vector(function.apply_jacobian(0, 0, [np.array([0.7, 1.2])], UNIT, {}), 2, "")
+    assert result == pytest.approx([1.4, 0.0], abs=1e-4)
+
+
+def test_differences_are_those_of_the_solver_not_of_its_equation() -> None:
+    """As docs/scientific.md says: the solution of the equation has the second element 1.4e-11."""
+    solve_ivp = pytest.importorskip("scipy.integrate").solve_ivp
+
+    def solution(rtol: float) -> Any:
+        return lambda x: solve_ivp(
+            lambda t, y: [-x[0] * y[0] + np.sin(3 * t)], (0, 5), [x[1]], rtol=rtol, atol=rtol / 1000
+        ).y[0, -1:]
+
+    loose = gradient(differences(solution(1e-3), at=[[5.0, 2.0]]), [5.0, 2.0])
+    for step in (1e-6, 1e-4):
+        above, below = (solution(1e-3)([5.0, 2.0 + s])[0] for s in (step, -step))
+        assert loose[1] == pytest.approx((above - below) / (2 * step), rel=0.01)
+    assert abs(loose[1]) > 1e-6
+    assert abs(gradient(differences(solution(1e-10), at=[[5.0, 2.0]]), [5.0, 2.0])[1]) < 1e-10
