@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from dragoman_text.generation.grammar_compiler import GrammarLimits
 from dragoman_text.generation.image_queue import DEFAULT_MIB
 from dragoman_text.generation.input_processor import EngineLimits, InputProcessor
 from dragoman_text.generation.job import PromptRequest
-from dragoman_text.generation.memory import release_memory
+from dragoman_text.generation.memory import release_memory, share_of_free_memory
 from dragoman_text.generation.pretrained import (
     DTYPES,
     QUANTIZATIONS,
@@ -369,6 +368,4 @@ def _free_bytes(device: torch.device) -> int:
         torch.cuda.empty_cache()  # memory left by loading
         free, _ = torch.cuda.mem_get_info(device)
         return free // 2  # half of the cache exists twice while it grows
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-    return 2**30
+    return share_of_free_memory()

@@ -21,12 +21,15 @@ from dragoman_text.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman_text.generation.grammar_compiler import GrammarLimits
 from dragoman_text.generation.input_processor import MAX_TOP_LOGPROBS, EngineLimits, InputProcessor
 from dragoman_text.generation.job import PromptRequest
+from dragoman_text.generation.memory import share_of_free_memory
 from dragoman_text.generation.text_engine import check_options
 from dragoman_text.generation.token_sampler import TokenChoice
 from dragoman_text.generation.vocabulary import Vocabulary
 from dragoman_text.runtimes.text_model import TextModel
 from dragoman_text.runtimes.vllm import RUNTIME
 
+# Arguments that set the memory of the key-value cache.
+_MEMORY = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
 # https://docs.vllm.ai, SamplingParams: a lower temperature is raised to this one.
 _MIN_TEMPERATURE = 0.01
 
@@ -124,7 +127,8 @@ class VllmOptions(GrammarLimits):
     max_batch, max_context, dtype, prefill_chunk, generation_config, prompt_s, sanitize_control_tokens: as for our own
         engine.
     prefix_cache: 0 disables it.
-    cache_memory: GiB for the key-value cache (0: vLLM's default).
+    cache_memory: GiB for the key-value cache (0: on a CPU a quarter of the free memory, where vLLM itself would demand
+        92 % of all memory; on a GPU its own default).
     adapters: folders of LoRA adapters by name.
     arguments: further arguments of vLLM's engine, such as `tensor_parallel_size` or `quantization`.
     """
@@ -266,13 +270,24 @@ def _start_vllm(arguments: Mapping[str, Any]) -> Any:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
     known = AsyncEngineArgs.__dataclass_fields__
     strange = [name for name in arguments if name not in known]
     if strange:
         raise ModelFailed(f"parameter 'arguments': this vLLM's engine knows no '{strange[0]}'")
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    if current_platform.is_cpu() and not arguments.keys() & _MEMORY:
+        arguments = {**arguments, "kv_cache_memory_bytes": share_of_free_memory()}
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    except RuntimeError as error:
+        if "core" not in str(error).lower():
+            raise
+        raise ModelFailed(
+            "vLLM's engine did not start; its process has written the reason to the log above. If it lacks memory for "
+            f"the cache, set the parameter 'cache_memory' (GiB) ({error})"
+        ) from error
 
 
 def _arguments(folder: Path, options: VllmOptions, adapters: Mapping[str, str]) -> dict[str, Any]:

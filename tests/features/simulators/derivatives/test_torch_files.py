@@ -11,6 +11,8 @@ import requests
 import torch
 import umbridge
 
+import dragoman
+
 ServeModel = Callable[[Any], str]
 
 
@@ -100,3 +102,16 @@ def test_a_file_without_float_vectors_has_no_derivatives(serve_trusted_model: Se
     message = requests.post(f"{url}/ModelInfo", json={"name": "image"}, timeout=60).json()
     assert not any(message["support"].values())
     assert "details" not in requests.get(f"{url}/v2/models/image", timeout=60).json()
+
+
+async def test_the_log_says_why_a_program_without_declared_tensors_is_no_simulator(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script: Any = torch.jit.script(torch.nn.Tanh())
+    script.save(str(tmp_path / "plain.pt"))
+    caplog.set_level("INFO", "dragoman.model")
+    async with dragoman.open_engine(str(tmp_path / "plain.pt"), allow_pickle=True):
+        (record,) = [each for each in caplog.records if each.name == "dragoman.model"]
+    assert "TorchScript declares no datatypes and shapes; declare `inputs` and `outputs`" in record.getMessage()

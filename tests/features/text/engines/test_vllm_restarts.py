@@ -35,10 +35,8 @@ async def state(engine: Engine) -> tuple[str, str]:
     return entry.state, entry.reason
 
 
-async def test_a_dead_engine_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Calls of the engine that died fail with WorkerLost, all others are answered; so is the death of an idle one."""
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "story"
     train = text_models.training()
     tokenizer = train.tokenizer(train.corpus(), train.TINY)
@@ -47,6 +45,24 @@ async def test_a_dead_engine_is_started_again(
     (folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     (folder / "dragoman.toml").write_text('[model]\nruntime = "vllm"\nheartbeat_s = 0.5\n')
     monkeypatch.syspath_prepend(STAND_IN)  # worker processes have the same path
+    return folder
+
+
+async def test_an_engine_that_does_not_start_says_where_the_reason_is_and_what_helps(folder: Path) -> None:
+    with (folder / "dragoman.toml").open("a") as file:
+        file.write("[model.parameters]\ncache_memory = 1_000_000\n")
+    async with open_engine(str(folder), control_open=True) as engine:
+        condition, reason = await state(engine)
+    assert condition == "UNAVAILABLE"
+    assert "vLLM's engine did not start; its process has written the reason to the log above." in reason
+    assert "set the parameter 'cache_memory'" in reason
+
+
+async def test_a_dead_engine_is_started_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Calls of the engine that died fail with WorkerLost, all others are answered; so is the death of an idle one.
+
+    It starts only with a limit of its cache: by default vLLM demands nearly all memory of a machine.
+    """
     async with open_engine(str(folder), control_open=True) as engine:
         prompt = "The same words"
         expected = await text(engine.stream(request(prompt)))

@@ -15,3 +15,4 @@ class AsyncEngineArgs:
     structured_outputs_config: dict[str, Any] = field(default_factory=dict)
     disable_log_stats: bool = True
     trust_remote_code: bool = False
+    kv_cache_memory_bytes: int | None = None  # else nearly all memory of the machine

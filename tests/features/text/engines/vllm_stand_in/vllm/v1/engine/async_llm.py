@@ -28,6 +28,8 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, arguments: AsyncEngineArgs) -> "AsyncLLM":
+        if not 0 < (arguments.kv_cache_memory_bytes or 0) < 1 << 40:
+            raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
         return cls(arguments)
 
     @property
