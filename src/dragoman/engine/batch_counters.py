@@ -17,10 +17,6 @@ _ROWS: Final = "dragoman_batch_rows"
 _DISPATCHED: Final = "dragoman_batches_total"
 
 
-def _no_queue() -> int:
-    return 0
-
-
 class BatchCounters:
     """The counters; `queued` returns the number of calls that wait now.
 
@@ -37,7 +33,7 @@ class BatchCounters:
 
     def take(self) -> Self:
         """Return the counts so far, and reset these counters."""
-        snapshot = type(self)(_no_queue)
+        snapshot = type(self)(lambda: 0)
         for name in self.__slots__:
             if name != "queued":
                 mine = getattr(self, name)

@@ -250,14 +250,8 @@ class Batcher:
         if member.batch is not None:
             member.request.times.started_s = member.batch.dispatched_s
             member.batch.cancel_one()
-        else:
-            self._forget(key, member)
-
-    def _forget(self, key: Key, member: Member) -> None:
-        """Free the tensors of a cancelled call, even if the workers stay busy for long."""
-        queue = self._waiting.get(key)
-        if queue is not None and member in queue:
-            queue.remove(member)
+        elif (queue := self._waiting.get(key)) is not None and member in queue:
+            queue.remove(member)  # its tensors are freed, even if the workers stay busy for long
             if not queue:
                 del self._waiting[key]
 

@@ -140,7 +140,8 @@ class ModelControl:
             self._on_change()
             await self._saved_weights.save(name, self._registry.routing(name))
             return
-        find = partial(self._find_source, name, url or self._url(name))
+        registered_from = next((d.spec.url for d in self._registry.by_version(name).values()), "")
+        find = partial(self._find_source, name, url or registered_from)
         async with self._sent.source(name, find, *sent) as source:
             await self._changes.wait(name)
             if url and self._registry.versions(name):
@@ -287,7 +288,7 @@ class ModelControl:
         yield from self.load_counters.families()
         name = "dragoman_model_update_failed"
         names = sorted({*self._registry.names(), *self._failed_updates})
-        samples = tuple(Sample(name, {"model": each}, float(each in self._failed_updates)) for each in names)
+        samples = tuple(Sample(name, {"model": model}, float(model in self._failed_updates)) for model in names)
         yield Family(name, "gauge", "1 if the last load or update of a model has failed.", samples)
 
     async def drain(self) -> None:
@@ -301,15 +302,11 @@ class ModelControl:
         await asyncio.gather(*self._retiring, *self._changes.close(), return_exceptions=True)
         await asyncio.gather(*map(self._discard, self._registry.all()))
 
-    def _url(self, name: str) -> str:
-        """Return where the model was registered from, or ""."""
-        return next((d.spec.url for d in self._registry.by_version(name).values()), "")
-
     def _find_source(self, name: str, url: str) -> Source:
         """Return the source at a url, or of this name in the repository."""
         source = self._repository.at(name, url) if url else self._repository.scan().get(name)
         if source is None:
-            skipped = [f"; {each.file}: {each.reason}" for each in self._repository.skipped if each.is_of(name)]
+            skipped = [f"; {file.file}: {file.reason}" for file in self._repository.skipped if file.is_of(name)]
             raise errors.ModelNotFound(self._registry.dialect_of(name).unknown_to_load(name) + "".join(skipped[:1]))
         return source
 

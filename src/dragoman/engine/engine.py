@@ -11,40 +11,9 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from dragoman.core import calls
 from dragoman.core.audit import log_change
-from dragoman.core.calls import (
-    ApplyHessian,
-    ApplyJacobian,
-    Authorize,
-    Call,
-    ConcurrentCalls,
-    Describe,
-    DescribeModels,
-    DescribeServer,
-    Embed,
-    Generate,
-    Gradient,
-    Handle,
-    Index,
-    Infer,
-    InFlight,
-    ListModels,
-    Live,
-    Load,
-    MayControl,
-    Measure,
-    ModelCall,
-    ModelDescription,
-    ReadStatistics,
-    Ready,
-    Request,
-    Response,
-    ScaleModel,
-    SignatureFor,
-    States,
-    Tokenize,
-    Unload,
-)
+from dragoman.core.calls import Call, ModelDescription, Request, Response
 from dragoman.core.errors import Forbidden, ModelNameMissing, ModelNotFound, NotReady, Unauthorized
 from dragoman.core.metrics import Family, FamilyCollector
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
@@ -73,7 +42,10 @@ from dragoman.system.coroutines import begin, complete, ensure_task
 A = TypeVar("A")
 # Calls of a model that was never loaded: it may answer any.
 _ANY_CALL: frozenset[type[Call[Any]]] = frozenset(
-    (Infer, SignatureFor, Gradient, ApplyJacobian, ApplyHessian, Generate, Tokenize, Embed, Score)
+    (
+        *(calls.Infer, calls.SignatureFor, calls.Gradient, calls.ApplyJacobian, calls.ApplyHessian),
+        *(calls.Generate, calls.Tokenize, calls.Embed, Score),
+    )
 )
 # Calls that change the text engine of a model: what they do, and their fields for the audit log.
 _ENGINE_CHANGES: Mapping[type[Call[Any]], tuple[str, Mapping[str, str]]] = {
@@ -247,11 +219,11 @@ class Engine:
 
         Raises the errors of `dragoman.core.errors`, as awaiting does. Await it in the task that called `begin`.
         """
-        if not isinstance(request.call, ModelCall):
+        if not isinstance(request.call, calls.ModelCall):
             return begin(self._server_response(request))
-        if type(request.call) is Handle:
+        if type(request.call) is calls.Handle:
             request = self.registry.resolve_handler(request)
-            self._model_of(request, Handle)
+            self._model_of(request, calls.Handle)
         elif type(request.call) in _ENGINE_CHANGES:
             return begin(self._change_engine(request))
         if request.model and not self._draining:
@@ -270,7 +242,7 @@ class Engine:
     def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
         """Return the responses to a model call as they come. Closing the generator cancels the call."""
         try:
-            request = self.registry.resolve_handler(request) if type(request.call) is Handle else request
+            request = self.registry.resolve_handler(request) if type(request.call) is calls.Handle else request
             deployment = self._find(request)
         except ModelNotFound as error:
             deployment = self._find(request := self.registry.resolve_adapter(request, error))
@@ -287,7 +259,7 @@ class Engine:
     ) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
         """Run a model on arrays and return its output arrays. Raises as `call`."""
         tensors = {name: Tensor.of(value) for name, value in inputs.items()}
-        call = Infer(tensors, tuple(outputs), parameters)
+        call = calls.Infer(tensors, tuple(outputs), parameters)
         response = await self.call(Request(call, model, version))
         return {name: tensor.data for name, tensor in response.answer.outputs.items()}
 
@@ -327,18 +299,19 @@ class Engine:
 
     async def _server_response(self, request: Request[Any]) -> Response[Any]:
         match request.call:
-            case Authorize() | Index() | Load() | ScaleModel() | Unload() as call:
+            case calls.Authorize() | calls.Index() | calls.Load() | calls.ScaleModel() | calls.Unload() as call:
                 self._authorize(call.token)
                 answer = await self._control_call(request)
-            case ConcurrentCalls(requests):
+            case calls.ConcurrentCalls(requests):
                 answer = await self._call_all(requests, request.times)
-            case Describe():
+            case calls.Describe():
                 answer = await self._describe(request, request.call)
-            case DescribeModels(after_start):
+            case calls.DescribeModels(after_start):
                 while after_start and not self._start_is_over:
                     await self.wait_for_change()
-                answer = self._descriptions()
-            case Measure():
+                answered = (d for d in self.registry.default_versions() if d.is_loaded or d.loads_on_demand)
+                answer = tuple(map(self.description, answered))
+            case calls.Measure():
                 answer = await self._measurements()
             case _:
                 answer = self._state(request)
@@ -347,43 +320,43 @@ class Engine:
     def _state(self, request: Request[Any]) -> object:
         """Return the answer to a call about the server or its models."""
         match request.call:
-            case Live():
+            case calls.Live():
                 return True
-            case Ready(may_be_unknown):
+            case calls.Ready(may_be_unknown):
                 return self._ready(request, may_be_unknown=may_be_unknown)
-            case ListModels():
+            case calls.ListModels():
                 return tuple(self.registry.names())
-            case DescribeServer():
+            case calls.DescribeServer():
                 return self._identity.description
-            case InFlight(able):
+            case calls.InFlight(able):
                 return sum(d.in_flight for d in self.registry.all() if any(map(d.answers, able)))
             case KeepLoaded() | ListLoaded() as call:
                 return answer_about_loaded(call, request.model, self.registry, self._loaded_models)
             case SaveRecord() | ReadRecord() | DeleteRecord() as call:
                 return self._records.answer(call)
-            case MayControl(token):
+            case calls.MayControl(token):
                 return self._identity.control_open or self._is_control_token(token)
-            case States(token):
+            case calls.States(token):
                 return self._control.states(has_reasons=self._shows_reasons(token))
-            case ReadStatistics():
+            case calls.ReadStatistics():
                 return read_statistics(self.registry, request.model, request.version)
         raise NotImplementedError(type(request.call).__name__)
 
     async def _control_call(self, request: Request[Any]) -> object:
         name, version, call = request.model, request.version, request.call
         match call:
-            case Index(_, ready):
+            case calls.Index(_, ready):
                 return self._control.index(ready=ready)
-            case Load(_, url, weights, config, files):
+            case calls.Load(_, url, weights, config, files):
                 is_loaded = bool(self.registry.versions(name))
                 action = "weights" if weights is not None and not version else "reload" if is_loaded else "load"
                 sent = {"url": url or None, "version_weights": weights, "files": len(files) or None}
                 with self._audited(action, request, **sent, config=bool(config) or None):
                     await self._control.load(check_load_name(name), version, url, weights, config, files)
-            case ScaleModel(_, replicas):
+            case calls.ScaleModel(_, replicas):
                 with self._audited("scale", request, replicas=replicas):
                     await self._control.scale(check_name(name), version, replicas)
-            case Unload(_, may_be_unknown):
+            case calls.Unload(_, may_be_unknown):
                 with self._audited("unload", request):
                     await self._control.unload(check_name(name), version, may_be_unknown=may_be_unknown)
         return None
@@ -428,7 +401,7 @@ class Engine:
                 return False
         return not self._stops and self.registry.find(request.model, request.version).ready
 
-    async def _describe(self, request: Request[Any], call: Describe) -> ModelDescription:
+    async def _describe(self, request: Request[Any], call: calls.Describe) -> ModelDescription:
         """Return the metadata of a model; one that was never loaded is loaded for it."""
         call_type: type[Call[Any]] = call.able or Call
         if call.otherwise is not None and not request.model:
@@ -470,9 +443,6 @@ class Engine:
     def _start_is_over(self) -> bool:
         """True if every model has been tried at the start, or the server is shutting down."""
         return self.started or self._draining
-
-    def _descriptions(self) -> tuple[ModelDescription, ...]:
-        return tuple(self.description(d) for d in self.registry.default_versions() if d.is_loaded or d.loads_on_demand)
 
     async def _measurements(self) -> tuple[Family, ...]:
         """Return all metrics. Other work of the event loop gets its turn between the models, which may be thousands."""

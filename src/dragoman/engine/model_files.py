@@ -45,7 +45,7 @@ def response_dialect(name: str) -> Dialect:
     """Return the dialect of the setting `responses_as`: ours for "", else that of the model files of that name."""
     if not name:
         return OWN
-    dialects = {each: kind.dialect for each, kind in _kinds().items() if kind.dialect is not None}
+    dialects = {kind_name: kind.dialect for kind_name, kind in _kinds().items() if kind.dialect is not None}
     if name not in dialects:
         raise InvalidInput(f"setting 'responses_as': expected one of {', '.join(dialects) or 'none'}, got '{name}'")
     return dialects[name]
@@ -102,7 +102,9 @@ def _parse_table(table: Any, path: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, value in table.items():
         settings |= _parse_setting(key, value, path)
-    _check_protocols(settings.get("protocols", {}), path)
+    for name, parameters in settings.get("protocols", {}).items():
+        if not isinstance(parameters, dict):
+            raise InvalidInput(f"{path}: setting 'protocols.{name}': expected a table, got {parameters!r}")
     if "version_weights" in settings:
         parse_weights(settings["version_weights"], f"{path}: setting 'version_weights'")
     folder = path if path.is_dir() else path.parent
@@ -137,12 +139,6 @@ def _parse_schedule(table: Any, path: Path) -> ScheduleOptions:
             raise InvalidInput(f"{path}: setting 'schedule.levels.{level}': {expected}")
         _parse_options(QueueLimits, f"schedule.levels.{level}", limits, path)
     return schedule
-
-
-def _check_protocols(protocols: Mapping[str, Any], path: Path) -> None:
-    for name, parameters in protocols.items():
-        if not isinstance(parameters, dict):
-            raise InvalidInput(f"{path}: setting 'protocols.{name}': expected a table, got {parameters!r}")
 
 
 def _parse_launch(table: Mapping[str, Any], path: Path) -> dict[str, Any]:

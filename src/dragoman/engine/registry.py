@@ -56,7 +56,7 @@ class ModelRegistry:
         """Return all versions of a model, oldest first, or one of them. Raises ModelNotFound."""
         if version or name not in self._models:
             return [self.find(name, version)]
-        return [self._models[name][each] for each in self.versions(name)]
+        return [self._models[name][version] for version in self.versions(name)]
 
     def routing(self, name: str) -> VersionRouting:
         """Return which version answers requests that name none."""
@@ -128,11 +128,11 @@ class ModelRegistry:
         """Return requests that are one for the client so that one version of each model answers them."""
         versions: dict[str, str] = {}
         named = []
-        for each in requests:
-            if each.model in self._weighted and not each.version:
-                version = versions.get(each.model) or self.route(each.model).spec.version
-                each = structs.replace(each, version=versions.setdefault(each.model, version))
-            named.append(each)
+        for request in requests:
+            if request.model in self._weighted and not request.version:
+                version = versions.get(request.model) or self.route(request.model).spec.version
+                request = structs.replace(request, version=versions.setdefault(request.model, version))
+            named.append(request)
         return named
 
     def find(self, name: str, version: str = "") -> Deployment:
@@ -156,7 +156,7 @@ class ModelRegistry:
 
     def note_dialects(self, specs: Mapping[str, Iterable[ModelSpec]]) -> None:
         """Remember the dialects of models, for errors and control requests when they are not loaded."""
-        self._dialects |= {name: dialect_of(spec) for name, each in specs.items() for spec in each}
+        self._dialects |= {name: dialect_of(spec) for name, versions in specs.items() for spec in versions}
 
     def dialect_of(self, name: str) -> Dialect:
         """Return the dialect of errors about a model, which may not exist: its own if the server has one, else ours.
@@ -181,9 +181,7 @@ class ModelRegistry:
         """
         call: Any = request.call
         name = request.model
-        models = {
-            each.spec.name for each in self.all() if each.is_loaded and name in each.loaded.details.get("adapters", ())
-        }
+        models = {d.spec.name for d in self.all() if d.is_loaded and name in d.loaded.details.get("adapters", ())}
         if not isinstance(call, Generate | Tokenize) or len(models) != 1:
             raise self._with_models(error, request) from None
         if isinstance(call, Generate):
@@ -192,7 +190,7 @@ class ModelRegistry:
 
     def _with_models(self, error: ModelNotFound, request: Request[Any]) -> ModelNotFound:
         """Return the error of an unknown model of a text API with the models that the caller may name instead."""
-        answering = {each.spec.name for each in self.all() if each.answers(type(request.call))}
+        answering = {deployment.spec.name for deployment in self.all() if deployment.answers(type(request.call))}
         names = sorted(name for name in answering if request.models is None or name in request.models)
         is_text = isinstance(request.call, Generate | Tokenize | Embed)
         if not is_text or not names or request.model in self._models or self.dialect_of(request.model) != OWN:
@@ -212,12 +210,11 @@ class ModelRegistry:
         found = _with_handler(deployments, call.method, call.path)
         if not found and not named and (match := _PATH_OF_MODEL.fullmatch(call.path)):
             call = structs.replace(call, path=match["path"])
-            found = _with_handler(
-                [each for each in deployments if each.spec.name == unquote(match["model"])], call.method, call.path
-            )
+            deployments = [d for d in deployments if d.spec.name == unquote(match["model"])]
+            found = _with_handler(deployments, call.method, call.path)
         if not found:
             raise PathNotFound(f"no such path: {request.call.path[:256]}")  # type: ignore[attr-defined]
-        allowed = [each for each in found if request.models is None or each[0].name in request.models]
+        allowed = [match for match in found if request.models is None or match[0].name in request.models]
         if len(allowed) > 1:
             names = sorted(spec.name for spec, *_ in allowed)
             shown = ", ".join(names[:_MAX_NAMED])
@@ -241,7 +238,7 @@ def _with_handler(
     deployments: Iterable[Deployment], method: str, path: str
 ) -> list[tuple[ModelSpec, str, Mapping[str, str]]]:
     """Return the models that have a handler for a path, each with the handler and the parameters of the path."""
-    matches = ((each.spec, match_handler(each.handlers, method, path)) for each in deployments)
+    matches = ((deployment.spec, match_handler(deployment.handlers, method, path)) for deployment in deployments)
     return [(spec, *match) for spec, match in matches if match is not None]
 
 

@@ -128,16 +128,16 @@ class DiskRepository(Repository):
         by_name: dict[str, list[FoundModel]] = {}
         search = Search(self._run_code, self._may_be_empty)
         for path in self._paths:
-            for each in search.models(path):
-                check_name(each.name, f"the model name of '{_location(each)}'")
-                same = by_name.setdefault(each.name, [])
-                if each.name in sources or not _are_versions([*same, each]):
+            for found in search.models(path):
+                check_name(found.name, f"the model name of '{_location(found)}'")
+                same = by_name.setdefault(found.name, [])
+                if found.name in sources or not _are_versions([*same, found]):
                     first = _location(same[0]) if same else "a Python object"
                     raise InvalidInput(
-                        f"two models are called '{each.name}': {first} and {_location(each)}; give one of them "
+                        f"two models are called '{found.name}': {first} and {_location(found)}; give one of them "
                         "another name, as `name` in a dragoman.toml in a folder of its own"
                     )
-                same.append(each)
+                same.append(found)
         self.skipped = tuple(search.skipped)
         if self._model_name:
             by_name = self._rename(by_name, sources)
@@ -150,7 +150,7 @@ class DiskRepository(Repository):
             raise InvalidInput(
                 f"setting 'model_name': expected one model, found {len(names)}: {', '.join(names)[:256]}"
             )
-        renamed = [replace(each, name=self._model_name) for same in by_name.values() for each in same]
+        renamed = [replace(found, name=self._model_name) for same in by_name.values() for found in same]
         return {self._model_name: renamed} if renamed else {}
 
     def at(self, name: str, url: str) -> Source:
@@ -174,11 +174,11 @@ class DiskRepository(Repository):
         routing = VersionRouting(str(settings.get("default_version", "")), settings.get("version_weights", {}))
 
         def specs() -> list[ModelSpec]:
-            specs = [spec for each in same for spec in self._specs(each)]
+            specs = [spec for found in same for spec in self._specs(found)]
             routing.check_versions(same[0].name, [spec.version for spec in specs])
             return specs
 
-        return Source(specs, routing, lambda: [spec for each in same for spec in self._specs(each, every=True)])
+        return Source(specs, routing, lambda: [spec for found in same for spec in self._specs(found, every=True)])
 
     def _specs(self, found: FoundModel, *, every: bool = False) -> list[ModelSpec]:
         if found.error is not None:

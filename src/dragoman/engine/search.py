@@ -82,7 +82,7 @@ class Search:
         except OSError as error:
             raise InvalidInput(f"'{path}' cannot be read: {error.strerror or error}") from error
         if not models and not (self.may_be_empty and Path(path).is_dir()):
-            reasons = [f"{each.file}: {each.reason}" for each in self.skipped[before:][:_SKIPPED_NAMED]]
+            reasons = [f"{file.file}: {file.reason}" for file in self.skipped[before:][:_SKIPPED_NAMED]]
             hint = "; ".join(reasons) or "expected a model file, a folder of models or module:object"
             raise InvalidInput(f"found no model in '{path}'; {hint}")
         return models
@@ -125,8 +125,8 @@ class Search:
         if len(own) < 2:
             yield FoundModel(next(iter(own), name), folder or file, settings or {}, {})
             return
-        for each, attribute in own.items():
-            yield FoundModel(each, None, {"runtime": runtime, **(settings or {}), "uri": f"{file}:{attribute}"}, {})
+        for name, attribute in own.items():
+            yield FoundModel(name, None, {"runtime": runtime, **(settings or {}), "uri": f"{file}:{attribute}"}, {})
 
     # --- folders -----------------------------------------------------------------------------------------------
 
@@ -208,13 +208,13 @@ class Search:
             yield FoundModel(folder.name, folder, {}, {}, reason)
             return
         if is_empty and all(
-            each.reason.endswith(UNKNOWN) or each.reason == _NO_MODEL for each in self.skipped[before:]
+            file.reason.endswith(UNKNOWN) or file.reason == _NO_MODEL for file in self.skipped[before:]
         ):
             self._skip_folder(folder, before)
 
     def _skip_folder(self, folder: Path, before: int) -> None:
         """Report a folder without models instead of its files of unknown kinds and its sub-folders."""
-        unknown = [each for each in self.skipped[before:] if each.reason != _NO_MODEL]
+        unknown = [file for file in self.skipped[before:] if file.reason != _NO_MODEL]
         del self.skipped[before:]
         if unknown:
             name = Path(unknown[0].file).name

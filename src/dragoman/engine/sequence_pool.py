@@ -342,7 +342,9 @@ class SequencePool:
         set_context([turn.context for turn in turns] if len(turns) > 1 else turns[0].context)
         try:
             if turns[0].stream_ended is not None:
-                await self._run_stream(worker, turns[0], turns[0].stream_ended)
+                if not turns[0].response.done():
+                    turns[0].response.set_result(worker.pool)
+                    await turns[0].stream_ended.wait()
             else:
                 await self._compute(worker, turns)
         except BaseException as error:
@@ -353,12 +355,6 @@ class SequencePool:
                 raise
         finally:
             self._finish(batch)
-
-    async def _run_stream(self, worker: SequenceWorker, turn: SequenceTurn, ended: asyncio.Event) -> None:
-        """Wait until the stream that has its turn has ended."""
-        if not turn.response.done():
-            turn.response.set_result(worker.pool)
-            await ended.wait()
 
     async def _compute(self, worker: SequenceWorker, turns: list[SequenceTurn]) -> None:
         try:

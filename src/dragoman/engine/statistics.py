@@ -43,8 +43,8 @@ def read_statistics(registry: ModelRegistry, model: str, version: str) -> tuple[
 def _statistics(deployment: Deployment) -> ModelStatistics:
     calls, batches = list(deployment.counters.totals(_INFERENCES)), deployment.batch_counters
     executions = Executions()
-    for each in (*(c.executions for c in calls), *([] if batches is None else [batches.executions])):
-        executions.add(each)
+    for counted in (*(c.executions for c in calls), *([] if batches is None else [batches.executions])):
+        executions.add(counted)
     cache = deployment.response_cache
     hits, misses = (0, 0) if cache is None else (cache.count("hits"), cache.count("misses"))
     last_s = max((c.last_s for c in calls), default=0.0)
@@ -54,8 +54,8 @@ def _statistics(deployment: Deployment) -> ModelStatistics:
         last_s=last_s and time.time() - time.monotonic() + last_s,
         succeeded=sum(c.succeeded.count for c in calls),
         success_s=sum(c.succeeded.sum for c in calls),
-        failed=sum(each.count for c in calls for each in c.failed.values()),
-        fail_s=sum(each.sum for c in calls for each in c.failed.values()),
+        failed=sum(histogram.count for c in calls for histogram in c.failed.values()),
+        fail_s=sum(histogram.sum for c in calls for histogram in c.failed.values()),
         queue_s=sum(c.succeeded_queue_s for c in calls),
         compute_s=sum(c.succeeded_compute_s for c in calls),
         cache_hits=hits,

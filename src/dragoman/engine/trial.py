@@ -124,8 +124,9 @@ def _examples(spec: ModelSpec, loaded: Loaded) -> tuple[Iterator[Infer], bool]:
             raise InvalidInput(f"{file.name}: {error.message}") from error
     if loaded.example is not None:
         return iter([Infer(loaded.example)]), False
-    required = [each for each in loaded.signature.inputs if not each.optional]
-    return map(Infer, example_inputs(loaded.signature)), any(None in (each.datatype, each.shape) for each in required)
+    required = [tensor for tensor in loaded.signature.inputs if not tensor.optional]
+    has_gaps = any(None in (tensor.datatype, tensor.shape) for tensor in required)
+    return map(Infer, example_inputs(loaded.signature)), has_gaps
 
 
 def examples_file(spec: ModelSpec) -> Path | None:
@@ -141,7 +142,7 @@ def examples_file(spec: ModelSpec) -> Path | None:
     if path.is_file() and own.is_file():
         return own
     folders = [folder, folder.parent] if spec.version and folder.name == spec.version else [folder]
-    file = next((each / EXAMPLES for each in folders if (each / EXAMPLES).is_file()), None)
+    file = next((place / EXAMPLES for place in folders if (place / EXAMPLES).is_file()), None)
     if file is None or path.is_dir() or not any(is_candidate(other) for other in folder.iterdir() if other != path):
         return file
     return None
