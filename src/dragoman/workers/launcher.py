@@ -103,6 +103,6 @@ class LocalLauncher:
 
     def _free_device(self) -> str:
         """Return the device with the fewest processes; "" if the workers have no devices."""
-        self._processes = [each for each in self._processes if not each[1].exited.is_set()]
+        self._processes = [entry for entry in self._processes if not entry[1].exited.is_set()]
         used = [device for device, _ in self._processes]
         return min(self._devices, key=lambda device: used.count(device) / self._devices.count(device), default="")

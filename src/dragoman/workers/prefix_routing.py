@@ -114,11 +114,11 @@ def _strings(value: Any, depth: int = 0) -> Iterator[str]:
         case str():
             yield value[:_MAX_CHARACTERS]
         case Mapping():
-            for name, each in value.items():
+            for name, item in value.items():
                 yield str(name)
-                yield from _strings(each, depth + 1)
+                yield from _strings(item, depth + 1)
         case list() | tuple():
-            for each in value:
-                yield from _strings(each, depth + 1)
+            for item in value:
+                yield from _strings(item, depth + 1)
         case _:
             yield str(value)

@@ -110,7 +110,7 @@ class ProcessPool(JobRunner):
         return Autoscaler(
             self.supervisor,
             replace(launch, replicas=self._spec.replicas),
-            count_calls=lambda: (len(self._queue), sum(len(each.held) for each in self.supervisor.running)),
+            count_calls=lambda: (len(self._queue), sum(len(replica.held) for replica in self.supervisor.running)),
             end=self._end,
         )
 
@@ -262,7 +262,9 @@ class ProcessPool(JobRunner):
     def _choose(self, job: Job) -> Replica | None:
         """Return the replica that is expected to answer first, or for prompts one with their prefix; None to wait."""
         if self._prefix_router is not None and job.request is not None:
-            able = [each for each in self.supervisor.running if each.has_capacity and not each.heartbeat.is_hung]
+            able = [
+                replica for replica in self.supervisor.running if replica.has_capacity and not replica.heartbeat.is_hung
+            ]
             if able:
                 return self._prefix_router.choose(able, job.request.call)
         best, least_s, all_hang = None, math.inf, True
@@ -286,7 +288,7 @@ class ProcessPool(JobRunner):
 
     def _guess_s(self, replica: Replica) -> float:
         """Return the assumed time per call of a replica without an estimate: 0 if idle, so that it gets a call."""
-        return max((each.mean_s for each in self.supervisor.running), default=0.0) or 1.0 if replica.held else 0.0
+        return max((other.mean_s for other in self.supervisor.running), default=0.0) or 1.0 if replica.held else 0.0
 
     def _is_sooner_elsewhere(self, mean_s: float) -> bool:
         """Return whether the faster replicas, although busy, will have answered all jobs within `mean_s` seconds."""

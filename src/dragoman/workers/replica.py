@@ -246,9 +246,13 @@ class Replica(JobSender):
         elif frame.kind == FrameKind.DRAIN:
             self._leave(self.decode(frame)[0])
         elif frame.kind == FrameKind.STEP:
-            self._report_step(*self.decode(frame))
+            step, _ = self.decode(frame)
+            if isinstance(step, LoadStep) and self._observer is not None:
+                self._observer(step)
         elif frame.kind == FrameKind.METRICS:
-            self._set_measurements(self.decode(frame)[0])
+            found, _ = self.decode(frame)
+            families = found.families if isinstance(found, Measurements) else ()  # none if they cannot be decoded
+            self.measurements = tuple(with_labels(families, {"replica": str(self._number)}))
         elif frame.kind == FrameKind.FILES:
             self._send_files(self.decode(frame)[0])
         elif frame.job not in self.held:
@@ -283,16 +287,6 @@ class Replica(JobSender):
         if self.leaving and not self.held:
             self.was_killed = not self.has_failed
             self._process.kill()
-
-    def _report_step(self, step: Any, _error: DragomanError | None) -> None:
-        if isinstance(step, LoadStep) and self._observer is not None:
-            self._observer(step)
-
-    def _set_measurements(self, found: Any) -> None:
-        """Store metrics; none if they cannot be decoded."""
-        label = {"replica": str(self._number)}
-        families = found.families if isinstance(found, Measurements) else ()
-        self.measurements = tuple(with_labels(families, label))
 
     def _settle_loaded(self, loaded: Loaded | Placement, error: DragomanError | None) -> None:
         if self._loaded.done():

@@ -58,8 +58,10 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
         if all_requested or n in requested
     }
     for name in requested:
-        if name not in tensors and not _may_be_missing(name, signature):
-            raise _missing_output(name, outputs, signature)
+        if name not in tensors:
+            spec = signature.output(name)
+            if spec is None or not (spec.optional and signature.open_outputs):
+                raise _missing_output(name, outputs, signature)
     response = Inference(tensors, *rest)
     if call.content_types and encodes_outputs:
         from dragoman.codecs.decode import encode_outputs_as  # few calls need codecs
@@ -203,12 +205,6 @@ def _is_name(name: Any) -> bool:
         return False
 
 
-def _may_be_missing(name: str, signature: Signature) -> bool:
-    """Return whether a model may leave out an output that is requested, as those of Triton's Python backend may."""
-    spec = signature.output(name)
-    return signature.open_outputs and spec is not None and spec.optional
-
-
 def _missing_output(name: str, outputs: Mapping[str, Any], signature: Signature) -> InvalidInput | InvalidOutput:
     """Return the error for a requested output that the model did not return."""
     returned = ", ".join(map(repr, outputs)) or "none"
@@ -242,7 +238,7 @@ def copy_outputs(response: Any, call: Call[Any]) -> Any:
 def _is_safe(data: Array, inputs: Collection[Tensor]) -> bool:
     """Return whether the model cannot write to an array: it lies in `bytes`, or is part of an input of the call."""
     owner = _owner(data)
-    return type(owner) is bytes or any(_owner(each.data) is owner for each in inputs if type(each) is Tensor)
+    return type(owner) is bytes or any(_owner(tensor.data) is owner for tensor in inputs if type(tensor) is Tensor)
 
 
 def _owner(data: Array) -> Any:

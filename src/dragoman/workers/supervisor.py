@@ -1,4 +1,12 @@
-"""Supervision of child processes: start them, restart those that exit, detect those that hang."""
+"""Supervision of child processes: start them, restart those that exit, detect those that hang.
+
+a slot is  its process                                  and becomes
+free       is not wanted                                starting (`add`)
+starting   is being started, or will be after a delay   running; failed; free (`cancel_starts`)
+failed     as starting, and the last attempt failed     running; abandoned after too many crashes; free
+running    runs                                         starting or abandoned (it exits); free (`remove`)
+abandoned  is not started again
+"""
 
 import asyncio
 import logging
@@ -52,15 +60,13 @@ class _Slot:
     def __init__(self, number: int) -> None:
         self.number = number
         self.task: asyncio.Task[None] | None = None
-        self.is_running = False
-        self.failures = 0
-        self.cannot_start = False
-        self.is_abandoned = False
+        self.state = "free"  # or another one of the table above
+        self.failures = 0  # exits in a row without a response
         self.crash_times_s: deque[float] = deque()
 
     @property
     def is_failing(self) -> bool:
-        return self.failures >= _MAX_FAILURES or self.cannot_start or self.is_abandoned
+        return self.failures >= _MAX_FAILURES or self.state in ("failed", "abandoned")
 
 
 class Supervisor(Generic[P]):
@@ -117,22 +123,21 @@ class Supervisor(Generic[P]):
     @property
     def starting(self) -> int:
         """Number of processes that are being started, or will be after a delay."""
-        return sum(not slot.is_running and not slot.is_abandoned for slot in self._used_slots())
+        return len(self._slots_in("starting", "failed"))
 
     @property
     def has_given_up(self) -> bool:
         """Whether no process runs and each one cannot be started, or exits without a response or too often."""
-        used = self._used_slots()
+        used = [slot for slot in self._slots if slot.state != "free"]
         return not self.running and bool(used) and all(slot.is_failing for slot in used)
 
     @property
     def is_crash_loop(self) -> bool:
         """Whether no process runs or will be started again, because each one has exited or failed too often."""
-        used = self._used_slots()
-        return bool(used) and all(slot.is_abandoned for slot in used)
+        return bool(self._slots_in("abandoned")) and not self._slots_in("starting", "failed", "running")
 
-    def _used_slots(self) -> list[_Slot]:
-        return [slot for slot in self._slots if slot.task is not None]
+    def _slots_in(self, *states: str) -> list[_Slot]:
+        return [slot for slot in self._slots if slot.state in states]
 
     async def start(self) -> list[Any]:
         """Start the first processes; return the results of `required` ones, while the others continue to start.
@@ -148,14 +153,15 @@ class Supervisor(Generic[P]):
             for task in starting:
                 task.cancel()
             outcomes = await asyncio.gather(*starting, return_exceptions=True)
-            started = (p for p, outcome in zip(processes, outcomes, strict=True) if not _is_error(outcome))
-            await asyncio.gather(*(process.stop() for process in started))
+            failed = [isinstance(outcome, BaseException) for outcome in outcomes]
+            await asyncio.gather(*(p.stop() for p, has_failed in zip(processes, failed, strict=True) if not has_failed))
             raise
         for slot, process, task in zip(slots, processes, starting, strict=True):
             if task.done():
                 self._record_start(slot, process)
                 self._run(self._supervise(slot, process), slot)
             else:
+                slot.state = "starting"
                 self._run(self._supervise_later(slot, process, task), slot)
         if self._heartbeat_s:
             self._run(self._check_heartbeats(self._heartbeat_s / MAX_MISSED))
@@ -170,34 +176,37 @@ class Supervisor(Generic[P]):
 
     def add(self, count: int) -> None:
         """Start this many further processes, at most as many as there may be."""
-        free = [slot for slot in self._slots if slot.task is None]
-        for slot in free[:count]:
+        for slot in self._slots_in("free")[:count]:
+            slot.state = "starting"
             self._run(self._supervise_new(slot), slot)
 
     def remove(self, process: P) -> None:
         """Stop supervising a process that runs, for the caller to end."""
-        self._release(self._slot_of[process])
+        slot = self._slot_of[process]
         self._forget(process)
+        self._release(slot)
 
     def cancel_starts(self, count: int) -> None:
         """End this many processes that have not started yet."""
-        waiting = [slot for slot in self._used_slots() if not slot.is_running and not slot.is_abandoned]
+        waiting = self._slots_in("starting", "failed")
         for slot in waiting[len(waiting) - count :]:
             self._release(slot)
 
     def _release(self, slot: _Slot) -> None:
         assert slot.task is not None
         slot.task.cancel()
-        slot.task, slot.cannot_start = None, False
+        slot.task, slot.state = None, "free"
 
     def _record_start(self, slot: _Slot, process: P) -> None:
-        slot.is_running, slot.cannot_start = True, False
+        slot.state = "running"
         self.start_error = ""
         self._slot_of[process] = slot
         self.running.append(process)
 
     def _forget(self, process: P) -> None:
-        self._slot_of.pop(process).is_running = False
+        slot = self._slot_of.pop(process)
+        if slot.state == "running":
+            slot.state = "starting"
         self.running.remove(process)
 
     async def _wait_for_required(self, starting: Sequence[asyncio.Task[Any]]) -> None:
@@ -266,7 +275,7 @@ class Supervisor(Generic[P]):
         while times_s[0] < now_s - self._crash_window_s:
             times_s.popleft()
         if 0 < self._max_crashes <= len(times_s):
-            slot.is_abandoned = True
+            slot.state = "abandoned"
             log.error(
                 "process %d: not restarted after %d crashes within %g s",
                 slot.number,
@@ -276,7 +285,7 @@ class Supervisor(Generic[P]):
 
     async def _restart(self, slot: _Slot, delay_s: float) -> tuple[P | None, float]:
         """Start a new process, however long it takes; return it with the next delay, None if it crashes too often."""
-        while not slot.is_abandoned:
+        while slot.state != "abandoned":
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_DELAY_S) or _FIRST_DELAY_S
             process = self._create(slot.number)
@@ -289,11 +298,11 @@ class Supervisor(Generic[P]):
         return None, delay_s
 
     def _handle_failed_start(self, slot: _Slot, error: DragomanError, delay_s: float) -> None:
-        slot.cannot_start = True
+        slot.state = "failed"
         self.start_error = error.message
         if not isinstance(error, NotReady):
             self._record_crash(slot, error.message)
-        retry = "not restarted again" if slot.is_abandoned else f"trying again in {delay_s:g} s"
+        retry = "not restarted again" if slot.state == "abandoned" else f"trying again in {delay_s:g} s"
         log.error("%s; %s", error.message, retry)
         self._on_restart_failed()
 
@@ -301,10 +310,6 @@ class Supervisor(Generic[P]):
         while True:
             await asyncio.sleep(interval_s)
             self._on_heartbeats([process for process in self.running if process.check_heartbeat()])
-
-
-def _is_error(outcome: object) -> bool:
-    return isinstance(outcome, BaseException)
 
 
 class Heartbeat:

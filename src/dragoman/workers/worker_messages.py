@@ -68,13 +68,13 @@ _LabelName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*\Z")]
 _FamilyRow = tuple[_MetricName, Kind, str, list[tuple[_MetricName, dict[_LabelName, str], float]]]
 
 _DTYPES: Mapping[tuple[str, str], tuple[Datatype, np.dtype[Any]]] = {
-    (each.name, dtype.str): (each, dtype) for each in NUMERIC for dtype in (each.dtype, each.dtype.newbyteorder())
-} | {(each.name, ""): (each, each.dtype) for each in DATATYPES.values() if each.wire_view is not None}
-_MODULES = {each.__module__ for each in (ModelCall, Score, ResetPrefixCache)}
+    (d.name, dtype.str): (d, dtype) for d in NUMERIC for dtype in (d.dtype, d.dtype.newbyteorder())
+} | {(d.name, ""): (d, d.dtype) for d in DATATYPES.values() if d.wire_view is not None}
+_MODULES = {call.__module__ for call in (ModelCall, Score, ResetPrefixCache)}
 _CALLS = {call.__name__: call for call in ModelCall.__subclasses__() if call.__module__ in _MODULES}
 _CALLS |= {call.__name__: call for base in _CALLS.values() for call in base.__subclasses__()}
 _ERRORS: Mapping[str, type[DragomanError]] = {
-    name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, DragomanError)
+    name: error for name, error in vars(errors).items() if isinstance(error, type) and issubclass(error, DragomanError)
 }
 _BIG_INTEGER = 1  # extension type of integers of more than 64 bits
 _MAX_INTEGER_DIGITS = 4096  # digits
@@ -108,7 +108,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_convert)
 def serialize_message(value: object) -> list[Any]:
     """Return a value as bytes, followed by the memory of its arrays. Raises TypeError, OverflowError, UnicodeError."""
     arrays: list[Any] = []
-    tag, form = next((_FORMS[each] for each in type(value).__mro__ if each in _FORMS), _UNKNOWN)
+    tag, form = next((_FORMS[base] for base in type(value).__mro__ if base in _FORMS), _UNKNOWN)
     fields = form.fields(value, arrays)
     try:
         head = _encoder.encode(fields)
@@ -173,7 +173,7 @@ def tensor_of_row(row: Row, arrays: Iterator[memoryview]) -> Tensor:
             return bytes_from_raw("BYTES", shape, next(arrays), parameters or NONE, form == "text")
         except InvalidInput as error:
             raise ValueError(str(error)) from None
-    if any(type(each) is not _BYTES_FORMS[form] for each in elements):
+    if any(type(element) is not _BYTES_FORMS[form] for element in elements):
         raise ValueError(f"expected {form} as elements of BYTES")
     if len(elements) != math.prod(shape):
         raise ValueError(f"expected {math.prod(shape)} BYTES elements, got {len(elements)}")
@@ -188,9 +188,9 @@ def _with_big_integers(value: Any) -> Any:
         case int() if not -(1 << 63) <= value < 1 << 64:
             return msgspec.msgpack.Ext(_BIG_INTEGER, str(value).encode())
         case Mapping():
-            return {key: _with_big_integers(each) for key, each in value.items()}
+            return {key: _with_big_integers(item) for key, item in value.items()}
         case list() | tuple():
-            return [_with_big_integers(each) for each in value]
+            return [_with_big_integers(item) for item in value]
     return value
 
 
@@ -210,13 +210,13 @@ def _signature(row: tuple[Any, ...]) -> Signature:
 
 def _spec_row(spec: TensorSpec) -> tuple[Any, ...]:
     datatype = None if spec.datatype is None else spec.datatype.name
-    accepts = [each.name for each in spec.accepts]
+    accepts = [accepted.name for accepted in spec.accepts]
     return spec.name, datatype, spec.shape, accepts, spec.optional, spec.content_type
 
 
 def _spec(row: _SpecRow) -> TensorSpec:
     name, datatype, shape, accepts, optional, content_type = row
-    accepted = frozenset(DATATYPES[each] for each in accepts)
+    accepted = frozenset(DATATYPES[other] for other in accepts)
     known = None if datatype is None else DATATYPES[datatype]
     return TensorSpec(name, known, shape, accepted, optional, content_type)
 
@@ -230,7 +230,7 @@ def _loaded_row(loaded: Loaded, arrays: list[Any]) -> tuple[Any, ...]:
 
 def _to_loaded(row: tuple[Any, ...], arrays: Iterator[memoryview]) -> Loaded:
     signature, platform, calls, *rest, rows, labels = row
-    example = None if rows is None else {each[0]: tensor_of_row(each, arrays) for each in rows}
+    example = None if rows is None else {fields[0]: tensor_of_row(fields, arrays) for fields in rows}
     return Loaded(*[_signature(signature), platform, frozenset(_CALLS[call] for call in calls), *rest, example, labels])
 
 
@@ -248,7 +248,9 @@ def _measurements_rows(value: Measurements, _arrays: list[Any]) -> list[_FamilyR
 
 def _measurements(rows: list[_FamilyRow], _arrays: Iterator[memoryview]) -> Measurements:
     return Measurements(
-        tuple(Family(name, kind, text, tuple(Sample(*each) for each in samples)) for name, kind, text, samples in rows)
+        tuple(
+            Family(name, kind, text, tuple(Sample(*sample) for sample in samples)) for name, kind, text, samples in rows
+        )
     )
 
 
