@@ -91,7 +91,7 @@ def weight(answer: Any) -> int:
             total += prod(tensor.shape) * _BYTES_ELEMENT_SIZE if tensor.datatype is BYTES else tensor.data.nbytes
         return total
     if type(answer) is tuple:  # of concurrent calls
-        return sum(weight(each.answer) for each in answer if isinstance(each, Response))
+        return sum(weight(response.answer) for response in answer if isinstance(response, Response))
     return answer.data.nbytes if isinstance(answer, Tensor) else 0
 
 

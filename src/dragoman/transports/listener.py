@@ -127,22 +127,19 @@ class Listener:
         """Accept no new connection and let requests in flight finish, for at most `grace_s` seconds."""
         for server in self._servers:
             server.close()
-        for each in (_drain, _cancel, _abort):
+        for end, wait_s in (("drain", max(grace_s, 0.001)), ("cancel", _CANCEL_S), ("abort", _CANCEL_S)):
             for connection in [*self._open]:
-                each(connection)
+                getattr(connection, end)()
             try:
-                async with asyncio.timeout(max(grace_s, 0.001) if each is _drain else _CANCEL_S):
-                    await self._wait_until_closed()
+                async with asyncio.timeout(wait_s):
+                    while self._open:
+                        self._empty.clear()
+                        await self._empty.wait()
             except TimeoutError:
                 continue
             break
         self.wheel.close()
         self.warnings.close()
-
-    async def _wait_until_closed(self) -> None:
-        while self._open:
-            self._empty.clear()
-            await self._empty.wait()
 
     def remove(self, connection: ListenerConnection) -> None:
         self._open.discard(connection)
@@ -279,18 +276,6 @@ class _ProtocolDetector(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         self._transport.abort()
-
-
-def _drain(connection: ListenerConnection) -> None:
-    connection.drain()
-
-
-def _cancel(connection: ListenerConnection) -> None:
-    connection.cancel()
-
-
-def _abort(connection: ListenerConnection) -> None:
-    connection.abort()
 
 
 def bind_sockets(addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[socket.socket]:

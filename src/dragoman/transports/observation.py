@@ -88,7 +88,7 @@ class Observation:
         if sampler is not None:
             self._settings.attach(sampler)
         self._tracer = tracer
-        self._observers: list[RequestLog] = [each for each in (request_log, tracer) if each is not None]
+        self._observers: list[RequestLog] = [observer for observer in (request_log, tracer) if observer is not None]
 
     def begin(
         self,
@@ -124,12 +124,12 @@ class Observation:
             tracer.record(record)
 
     def families(self) -> Iterable[Family]:
-        return [family for each in self._observers for family in each.families()]
+        return [family for observer in self._observers for family in observer.families()]
 
     def close(self) -> None:
         """Write and export what is left, within seconds."""
-        for each in self._observers:
-            each.close()
+        for observer in self._observers:
+            observer.close()
 
 
 class RecordingWriter(ForwardingWriter):

@@ -49,15 +49,15 @@ class RequestLogs:
         self._logs = [*logs]
 
     def record(self, record: RequestRecord) -> None:
-        for each in self._logs:
-            each.record(record)
+        for log in self._logs:
+            log.record(record)
 
     def families(self) -> Iterable[Family]:
-        return [family for each in self._logs for family in each.families()]
+        return [family for log in self._logs for family in log.families()]
 
     def close(self) -> None:
-        for each in self._logs:
-            each.close()
+        for log in self._logs:
+            log.close()
 
 
 def _ids(record: RequestRecord) -> tuple[str, ...]:

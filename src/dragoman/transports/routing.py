@@ -114,14 +114,14 @@ class Router:
         if not node.endpoints:
             return self._no_route(method, raw_path, node.protocol, headers)
         if raw_path.startswith("//") and any(
-            _is_of_operators(each) for found in node.endpoints.values() for each in found
+            _is_of_operators(endpoint) for found in node.endpoints.values() for endpoint in found
         ):
             return self._no_route(method, raw_path, node.protocol, headers)
         return self._by_method(node, method, params, headers)
 
     def _no_route(self, method: str, raw_path: str, nearest: HttpProtocol | None, headers: Mapping[str, str]) -> Match:
         nearest = None if "//" in raw_path.lstrip("/") else nearest  # an empty segment belongs to no protocol
-        marked = next((each for each in self._with_header if each.header in headers), None)
+        marked = next((protocol for protocol in self._with_header if protocol.header in headers), None)
         fallback = self._fallback
         if fallback is None or fallback.endpoint is None:
             suggestion, meant = self._suggest(method, raw_path, headers)
@@ -179,7 +179,7 @@ class Router:
             return Match(route.endpoint, protocol, params, "", health, route.role, statuses, route.pattern, is_public)
         methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
         allow = ", ".join(sorted(methods))
-        _, protocol = _choose([each for routes in node.endpoints.values() for each in routes], headers)
+        _, protocol = _choose([endpoint for routes in node.endpoints.values() for endpoint in routes], headers)
         if method == "OPTIONS":
             return Match(None, protocol, params, allow, statuses=self._statuses(protocol))
         text = f"method {method[:32]} is not allowed here; expected one of {allow}"

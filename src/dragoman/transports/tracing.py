@@ -111,7 +111,7 @@ class Tracer:
         clock_s = time.time() - time.monotonic()
         self._filter.reason = "unknown"
         try:
-            spans = [span for each in records for span in self._spans(each, clock_s)]
+            spans = [span for record in records for span in self._spans(record, clock_s)]
             is_exported = self._exporter.export(spans) is SpanExportResult.SUCCESS
             reason = self._filter.reason
         except BaseException as error:  # spans must never end this thread

@@ -89,7 +89,7 @@ class MessageReader:
         else:
             whole: Buffer = bytes(self._small) + part if self._small else bytes(part)
             self._small.clear()
-            self._on_done(whole)
+            self.ready.append((self._flag, whole))
         return at + size
 
     def buffer(self, size: int) -> memoryview | None:
@@ -106,10 +106,7 @@ class MessageReader:
         self.missing -= size
         if not self.missing:
             self._large = None
-            self._on_done(buffer.take())
-
-    def _on_done(self, message: Buffer) -> None:
-        self.ready.append((self._flag, message))
+            self.ready.append((self._flag, buffer.take()))
 
 
 # Smaller messages are not counted in `BodyMemory`; the limit on calls bounds them.
@@ -188,9 +185,6 @@ class GrpcCall:
         is_incomplete = messages.is_incomplete
         self._count(stop - at)
         messages.feed(data, at, stop)
-        self._on_data(messages, is_incomplete)
-
-    def _on_data(self, messages: MessageReader, is_incomplete: bool) -> None:
         if messages.is_incomplete and not (is_incomplete and not messages.ready):
             self._began_s = self._server.loop.time()
             self._message_size = 0

@@ -106,7 +106,10 @@ class GrpcCalls:
             headers.note.append(note)
         call_headers: CallHeaders | None = headers.note[0]
         if call_headers is None:
-            return self._other(stream, headers, ended)
+            if self.others is not None:
+                return self.others.open(stream, headers, ended)
+            stream.send_headers(_NOT_GRPC, ended=True)
+            return IgnoredRequest()
         error, handler, access = call_headers.error, call_headers.handler, self._access
         if error is None and handler is not None and not handler.health:
             # The rules for web pages do not hold: browsers cannot send a call.
@@ -182,12 +185,6 @@ class GrpcCalls:
                 self._observation.end(record, error.status, 0)
         request_id = encode_request_id(context)
         stream.send_headers(trailers_only(error) + request_id, ended=True)
-        return IgnoredRequest()
-
-    def _other(self, stream: Http2Stream, headers: Http2Headers, ended: bool) -> Http2Handler:
-        if self.others is not None:
-            return self.others.open(stream, headers, ended)
-        stream.send_headers(_NOT_GRPC, ended=True)
         return IgnoredRequest()
 
     # --- calls ---------------------------------------------------------------------------------------------------

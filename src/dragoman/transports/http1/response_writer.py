@@ -233,8 +233,8 @@ class Http1ResponseWriter:
         if self._is_chunked and size <= INLINE:
             self._put(b"".join((b"%x\r\n" % size, part, end)))
         elif self._is_chunked:
-            for each in (b"%x\r\n" % size, part, end):
-                self._put(each)
+            for buffer in (b"%x\r\n" % size, part, end):
+                self._put(buffer)
         elif self._head is not None and self._head.method != "HEAD":
             self._put(part)
 

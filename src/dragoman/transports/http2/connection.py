@@ -58,10 +58,6 @@ _MAX_RESETS = 256
 _pack = frames.frame_header.pack
 
 
-def _ignore(_size: int) -> None:
-    """For connections without a common limit of unsent bytes."""
-
-
 class Http2Connection:
     """The server's side of one connection, composed of its parts.
 
@@ -81,7 +77,7 @@ class Http2Connection:
         sink: Callable[[list[Buffer]], None],
         close: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
-        report_unsent: Callable[[int], None] = _ignore,
+        report_unsent: Callable[[int], None] = lambda _size: None,  # without a common limit of unsent bytes
     ) -> None:
         self._service = service
         self._limits = limits

@@ -88,8 +88,9 @@ class Http2Request:
             raise HttpError(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
         if self._match.is_sheddable and application.executor.loop_delay.rejects():
             raise LOOP_LATE
-        method = self._request_headers.method
-        self._application = application.authorize(self._match, method, self._headers, self._client_host).application
+        method, connection = self._request_headers.method, self._stream.connection
+        caller = application.authorize(self._match, method, self._headers, lambda: connection.host)
+        self._application = caller.application
         if length > application.limits.max_body_bytes:
             raise too_large(application.limits.max_body_bytes)
         self._body = (
@@ -97,9 +98,6 @@ class Http2Request:
             if length > 0
             else GrowingBody(application.limits.max_body_bytes, application.bodies)
         )
-
-    def _client_host(self) -> str:
-        return self._stream.connection.host
 
     # --- request ---------------------------------------------------------------------------------------------------
 
