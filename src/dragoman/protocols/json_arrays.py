@@ -125,7 +125,7 @@ def format_values(name: str, tensor: Tensor, policy: Policy, instead: str) -> An
     array = numpy_numbers(tensor)
     if tensor.datatype is BYTES:
         try:
-            return np.array([each.decode() for each in array.flat], dtype=object).reshape(array.shape).tolist()
+            return np.array([element.decode() for element in array.flat], dtype=object).reshape(array.shape).tolist()
         except UnicodeDecodeError as error:
             raise NotSupported(f"output '{name}' holds bytes that are not UTF-8; {instead}") from error
     unsupported = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)

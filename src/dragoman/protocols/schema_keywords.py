@@ -175,8 +175,10 @@ class _Removal:
             return True
         if types != {"object"}:
             return False
-        needed = [set(map(str, each["required"] if isinstance(each.get("required"), list) else ())) for each in (a, b)]
-        properties = [_properties(each) for each in (a, b)]
+        needed = [
+            set(map(str, schema["required"] if isinstance(schema.get("required"), list) else ())) for schema in (a, b)
+        ]
+        properties = [_properties(schema) for schema in (a, b)]
         common = needed[0] & needed[1] & properties[0].keys() & properties[1].keys()
         return any(self._exclude(properties[0][name], properties[1][name], depth - 1) for name in sorted(common)[:16])
 

@@ -311,7 +311,7 @@ def _status(error: type[DragomanError], differing: Statuses) -> int:
 
 def statuses(differing: Statuses = _NONE) -> frozenset[int]:
     """Return the statuses of the errors of calls in a protocol."""
-    return frozenset(_status(each, differing) for each in OF_CALLS)
+    return frozenset(_status(kind, differing) for kind in OF_CALLS)
 
 
 def error_responses(differing: Statuses = _NONE) -> ErrorResponses:

@@ -104,11 +104,18 @@ class KServeV1:
 
 def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
-    at = KServeV1(policy)
+    endpoints = KServeV1(policy)
     routes = (
-        Route("POST", "/v1/models/{name}", at.predict, role="infer", calls_handlers=True, operation=messages.PREDICT),
-        Route("GET", "/v1/models/{name}", at.ready, role="read", operation=messages.READY),
-        Route("GET", "/", at.alive, health=True, operation=messages.ALIVE),
+        Route(
+            "POST",
+            "/v1/models/{name}",
+            endpoints.predict,
+            role="infer",
+            calls_handlers=True,
+            operation=messages.PREDICT,
+        ),
+        Route("GET", "/v1/models/{name}", endpoints.ready, role="read", operation=messages.READY),
+        Route("GET", "/", endpoints.alive, health=True, operation=messages.ALIVE),
     )
     errors = error_responses(_STATUS)
     return HttpProtocol("KServe V1", routes, format_error, errors=errors)

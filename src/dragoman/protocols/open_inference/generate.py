@@ -102,7 +102,7 @@ def _words(most: int) -> ValueKind:
             value = [value]
         if not isinstance(value, list):
             raise InvalidValueError
-        words: tuple[str, ...] = some.convert([each for each in value if each != ""])
+        words: tuple[str, ...] = some.convert([word for word in value if word != ""])
         return words
 
     return ValueKind(some.description, convert)
@@ -220,14 +220,14 @@ class OpenInferenceGenerate:
         prompt, params, sampling, id_ = self._parse(body)
         is_shown = not params.options["nothing_new"]
 
-        def format_text(response: Response[Generation], each: Text) -> bytes:
-            details = {"details": _details(each)} if params.options.get("details") else {}
-            output = {"text_output": each.text * is_shown, "done": bool(each.finish), **details}
+        def format_text(response: Response[Generation], text: Text) -> bytes:
+            details = {"details": _details(text)} if params.options.get("details") else {}
+            output = {"text_output": text.text * is_shown, "done": bool(text.finish), **details}
             return event({**_metadata(response, id_), **output})
 
         def format_chunk(response: Response[Generation]) -> bytes:
             return b"".join(
-                format_text(response, each) for each in response.answer.texts if each.text * is_shown or each.finish
+                format_text(response, text) for text in response.answer.texts if text.text * is_shown or text.finish
             )
 
         call = Generate(prompts=(prompt,), sampling=sampling, stream=sampling.best_of <= 1 and sampling.num_beams == 1)

@@ -45,7 +45,7 @@ def infer_call(body: Mapping[str, Any], model: ModelDescription, policy: Policy)
     top = [(name, value) for name, value in body.items() if name != "parameters"]
     for name, value in (*top, *(nested or {}).items()):
         spec = model.signature.input(name)
-        if any(each["name"] == name for each in inputs):
+        if any(tensor["name"] == name for tensor in inputs):
             raise InvalidInput(f"input '{name}' already exists in request")
         if spec is not None:
             inputs.append(_input(spec, value))
@@ -119,9 +119,9 @@ def _nested_shape(value: Any) -> tuple[int, ...]:
 def _flatten(value: Any) -> list[Any]:
     if not isinstance(value, list):
         return [value]
-    if not any(isinstance(each, list) for each in value):
+    if not any(isinstance(item, list) for item in value):
         return value
-    return [element for each in value for element in _flatten(each)]
+    return [element for item in value for element in _flatten(item)]
 
 
 def generate_response(response: Response[Inference], id_: str, policy: Policy) -> bytes:

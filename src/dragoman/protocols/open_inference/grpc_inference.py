@@ -128,7 +128,8 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     # clients of Triton and KServe read raw contents.
     wants_raw = choice != "typed" and (is_raw or (choice == "raw" and not has_content_type))
     if policy.regions is not None:
-        held = policy.regions.hold(_region_names(message))
+        in_memory = (tensor.parameters for tensor in (*message.inputs, *message.outputs) if REGION in tensor.parameters)
+        held = policy.regions.hold([parameters[REGION].string_param for parameters in in_memory])
     options = GrpcOutputOptions(
         message.id, model, message.model_version, wants_raw, outputs.classes, final, is_raw, has_content_type,
         outputs.region_slices, held,
@@ -136,11 +137,6 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
     oip.check_call(call, policy)
     return Request(call, model, message.model_version, message.id, request.deadline_s, metadata), options
-
-
-def _region_names(message: Any) -> list[str]:
-    tensors = (*message.inputs, *message.outputs)
-    return [tensor.parameters[REGION].string_param for tensor in tensors if REGION in tensor.parameters]
 
 
 def _parse_large(body: Buffer, policy: Policy) -> tuple[Any, Sequence[Buffer], Mapping[int, PackedContents]]:

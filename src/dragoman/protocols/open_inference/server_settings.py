@@ -165,7 +165,7 @@ def _parse_trace_setting(name: str, values: Sequence[str] | None) -> tuple[str, 
     """
     if name == "trace_file":
         raise NotSupported("trace file location can not be updated through network protocol")
-    if values is not None and not (isinstance(values, list) and all(isinstance(each, str) for each in values)):
+    if values is not None and not (isinstance(values, list) and all(isinstance(value, str) for value in values)):
         raise InvalidInput(f"'{name}': expected text, got {str(values)[:64]}")
     if name == "trace_level":
         return "is_on", _parse_level(values) if values else None

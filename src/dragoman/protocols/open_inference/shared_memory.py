@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from dragoman.core.callers import Caller
 from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
@@ -23,6 +24,7 @@ from dragoman.protocols.wire import (
     Policy,
     Route,
     json_response,
+    message_response,
 )
 
 
@@ -68,7 +70,7 @@ def routes(policy: Policy) -> list[Route]:
 
     def status_system(http: HttpRequest) -> EngineCall[None, HttpResponse]:
         regions, name = _regions_of(policy, http.caller), http.params.get("region", "")
-        return _after_authorization(http, lambda: json_response([_row(each) for each in _status(regions, name)]))
+        return _after_authorization(http, lambda: message_response([*map(_region_status, _status(regions, name))]))
 
     def status_cuda(http: HttpRequest) -> EngineCall[None, HttpResponse]:
         regions, name = _regions_of(policy, http.caller), http.params.get("region", "")
@@ -97,7 +99,7 @@ def routes(policy: Policy) -> list[Route]:
 
 def methods(policy: Policy) -> tuple[GrpcMethod, ...]:
     """Return the methods of gRPC."""
-    return tuple(GrpcMethod(name, partial(_grpc_call, policy, *each)) for name, each in _METHODS.items())
+    return tuple(GrpcMethod(name, partial(_grpc_call, policy, *method)) for name, method in _METHODS.items())
 
 
 def _regions_of(policy: Policy, caller: Caller) -> SharedRegions | None:
@@ -123,9 +125,9 @@ def _grpc_call(
 
 def _system_status(regions: SharedRegions | None, message: Any) -> Any:
     response = m.SystemSharedMemoryStatusResponse()
-    for each in _status(regions, message.name):
-        region = response.regions[each.name]
-        region.name, region.key, region.offset, region.byte_size = _fields(each)
+    for region in _status(regions, message.name):
+        status = response.regions[region.name]
+        status.name, status.key, status.offset, status.byte_size = structs.astuple(_region_status(region))
     return response
 
 
@@ -212,7 +214,7 @@ def _check_no_cuda_region(regions: SharedRegions | None, name: str) -> None:
     """Raise ModelNotFound: no region is one of CUDA shared memory. Without a name there is nothing to find."""
     if not name:
         return
-    if any(each.name == name for each in _status(regions, "")):
+    if any(region.name == name for region in _status(regions, "")):
         kinds = "registered as system shared memory, not CUDA shared memory"
         raise ModelNotFound(f"The region named '{name}' is {kinds}")
     raise ModelNotFound(f"Unable to find cuda shared memory region: '{name}'")
@@ -223,9 +225,5 @@ def _cuda_regions(regions: SharedRegions | None, name: str) -> HttpResponse:
     return json_response([])
 
 
-def _fields(region: Region) -> tuple[str, str, int, int]:
-    return region.name, region.key, region.offset, region.byte_size
-
-
-def _row(region: Region) -> Mapping[str, Any]:
-    return dict(zip(("name", "key", "offset", "byte_size"), _fields(region), strict=True))
+def _region_status(region: Region) -> RegionStatus:
+    return RegionStatus(region.name, region.key, region.offset, region.byte_size)

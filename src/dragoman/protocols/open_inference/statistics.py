@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.calls import BatchStatistics, ModelStatistics
+from dragoman.core.calls import ModelStatistics
 from dragoman.formats import grpc_messages as m
 
 
@@ -92,14 +92,12 @@ def _statistics(model: ModelStatistics) -> Statistics:
         execution_count=model.executions,
         inference_stats=durations,
         response_stats={},
-        batch_stats=list(map(_batch, model.batches)),
+        batch_stats=[
+            BatchDurations(b.rows, Duration(b.executions), _duration(b.executions, b.compute_s), Duration(b.executions))
+            for b in model.batches
+        ],
         memory_usage=[],
     )
-
-
-def _batch(batch: BatchStatistics) -> BatchDurations:
-    count = batch.executions
-    return BatchDurations(batch.rows, Duration(count), _duration(count, batch.compute_s), Duration(count))
 
 
 def _duration(count: int, seconds: float) -> Duration:

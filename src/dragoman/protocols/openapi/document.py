@@ -64,7 +64,7 @@ def _bodies(protocols: Sequence[HttpProtocol], described: _Described) -> Iterato
 
 def _schemas(every: Sequence[Bodies]) -> tuple[_Schemas, dict[str, Any]]:
     """Return a function from bodies to media types with schemas, and the schemas that these refer to."""
-    types = [each for bodies in every for body in bodies.values() for each in _types(body)]
+    types = [body_type for bodies in every for body in bodies.values() for body_type in _types(body)]
     schemas, components = _with_items(msgspec.json.schema_components(types, ref_template=SCHEMAS))
     by_type = {id(body): schema for body, schema in zip(types, schemas, strict=True)}
 
@@ -77,7 +77,7 @@ def _schemas(every: Sequence[Bodies]) -> tuple[_Schemas, dict[str, Any]]:
     def schema(body: Any) -> Any:
         if isinstance(body, Mapping):
             return _with_items(body)
-        alternatives = [by_type[id(each)] for each in _types(body)]
+        alternatives = [by_type[id(body_type)] for body_type in _types(body)]
         return {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]
 
     return content, components
@@ -86,10 +86,10 @@ def _schemas(every: Sequence[Bodies]) -> tuple[_Schemas, dict[str, Any]]:
 def _with_items(value: Any) -> Any:
     """Return schemas in which each array has the schema of its items, which generators of clients need."""
     if isinstance(value, Mapping):
-        completed = {name: _with_items(each) for name, each in value.items()}
+        completed = {name: _with_items(item) for name, item in value.items()}
         is_bare = completed.get("type") == "array" and not {"items", "prefixItems"} & completed.keys()
         return {**completed, "items": {}} if is_bare else completed
-    return [_with_items(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_with_items(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _types(body: Any) -> tuple[Any, ...]:
@@ -120,8 +120,8 @@ def _operation(
 
 def _add_alternative(first: dict[str, Any], other: dict[str, Any]) -> None:
     """Add parameters and schemas of responses to the operation of another protocol at the same path."""
-    names = {each["name"] for each in first.get("parameters", ())}
-    more = [each for each in other.get("parameters", ()) if each["name"] not in names]
+    names = {parameter["name"] for parameter in first.get("parameters", ())}
+    more = [parameter for parameter in other.get("parameters", ()) if parameter["name"] not in names]
     first["parameters"] = [*first.get("parameters", ()), *more]
     for status, response in other["responses"].items():
         content = first["responses"].setdefault(status, response).get("content", {})

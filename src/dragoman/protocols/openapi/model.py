@@ -174,7 +174,7 @@ def model_example(model: ModelDescription) -> Tensors | None:
 def _values(tensor: Tensor) -> list[Any]:
     """Return the elements as JSON values, null for NaN. Raises ValueError for bytes that are no text, and infinity."""
     if tensor.datatype is BYTES:
-        return [bytes(each).decode() for each in tensor.data.flat]
+        return [bytes(element).decode() for element in tensor.data.flat]
     values: list[Any] = numpy_numbers(tensor).reshape(-1).tolist()
     if tensor.datatype.kind != "float":
         return values
@@ -197,11 +197,11 @@ def _reachable(paths: Mapping[str, Any], schemas: Mapping[str, _Schema]) -> dict
 
 def _references(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             if key == "$ref":
-                yield each.rpartition("/")[2]
+                yield item.rpartition("/")[2]
             else:
-                yield from _references(each)
+                yield from _references(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _references(each)
+        for item in value:
+            yield from _references(item)
