@@ -128,8 +128,12 @@ class CallServer(Protocol):
 
 
 class GrpcCall:
-    """One call. It ends for the client with its status, and for the server with its task."""
+    """One call. It ends for the client with its status, and for the server with its task.
 
+    times_each_message: whether the time limit of a message begins with that message, not with the call.
+    """
+
+    times_each_message = True
     __slots__ = (
         "_began_s",
         "_counted",
@@ -185,7 +189,7 @@ class GrpcCall:
         is_incomplete = messages.is_incomplete
         self._count(stop - at)
         messages.feed(data, at, stop)
-        if messages.is_incomplete and not (is_incomplete and not messages.ready):
+        if self.times_each_message and messages.is_incomplete and not (is_incomplete and not messages.ready):
             self._began_s = self._server.loop.time()
             self._message_size = 0
         self.on_data(messages)

@@ -39,6 +39,7 @@ class UnaryCall(GrpcCall):
     """Starts once its message and the request are complete."""
 
     __slots__ = ()
+    times_each_message = False
 
     def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
         if ended and self._messages is None and stop - at >= 5:
@@ -47,9 +48,6 @@ class UnaryCall(GrpcCall):
                 self._start(bytes(data[at + 5 : stop]))  # a small message arrives at once
                 return
         super().receive(data, at, stop, ended)
-
-    def _on_data(self, messages: MessageReader, is_incomplete: bool) -> None:
-        self.on_data(messages)
 
     def on_data(self, messages: MessageReader) -> None:
         if len(messages.ready) + messages.is_incomplete > 1:
