@@ -76,13 +76,16 @@ SLOW = (
 # What a release consists of, and pages that take long to follow: run by `./scripts/test-release`.
 RELEASE = (
     "tests/deploy/test_release.py",
+    "tests/docs/test_docs_run.py::test_a_page_works_as_written[docs/scientific.md]",
     "tests/docs/test_notebook.py",
     "tests/docs/test_operate_page.py",
     "tests/docs/test_site.py::test_every_page_is_built",
     "tests/docs/test_site.py::test_every_public_name_is_documented",
     "tests/docs/test_site.py::test_pages_load_nothing_from_other_hosts_and_can_be_searched",
+    "tests/features/simulators/derivatives/test_sampling_examples.py",
     "tests/house/test_names_of_bases.py",
     "tests/openapi/test_generated_client.py",
+    "tests/test_attack_suite.py::test_an_attack_is_measured_while_a_client_sends_requests",
 )
 
 
