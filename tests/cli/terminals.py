@@ -54,7 +54,7 @@ class Terminal:
     def wait_for(self, pattern: str) -> Self:
         """Wait until the text matches a regular expression."""
         wait_until(lambda: re.search(pattern, self.text) or self.popen.poll() is not None, f"{pattern!r}")
-        wait_until(lambda: re.search(pattern, self.text), f"{pattern!r} in {self.text!r}", 1)
+        wait_until(lambda: re.search(pattern, self.text), f"{pattern!r} in {self.text!r}", 60)
         return self
 
     def send(self, line: str) -> None:

@@ -32,7 +32,7 @@ def test_errors_are_what_the_server_raised(client: Any, name: str) -> None:
 @pytest.mark.parametrize("name", ["NotReady", "Overloaded"])
 def test_retryable_errors_have_retry_after(client: Any, name: str) -> None:
     with pytest.raises(getattr(errors, name), match="was asked for") as caught:
-        client.infer("Faulty", X, parameters={"raise": name}, timeout_s=0.5)
+        client.infer("Faulty", X, parameters={"raise": name}, timeout_s=1.0)  # no longer than Retry-After
     assert caught.value.retry_after_s == 1
 
 
@@ -148,7 +148,7 @@ def test_overload_is_retried(loop_thread: LoopThread, kind: Kind) -> None:
         with pytest.raises(errors.Overloaded, match="maximum queue size of 1"):
             for _ in range(20):
                 with suppress(errors.DeadlineExceeded):  # a busy machine
-                    client.infer("Gate", X, timeout_s=0.9)  # less than the Retry-After of 1 s
+                    client.infer("Gate", X, timeout_s=1.0)  # no longer than the Retry-After of 1 s
         threading.Timer(0.2, loop_thread.call, [gate.open.set]).start()
         assert client.infer("Gate", X)["x"].tolist() == [1]
         assert stored.result(60)["x"].tolist() == [1]

@@ -115,7 +115,7 @@ def run_command(
         variables = {**os.environ, **(environment or {})}
         process = ForkedProcess(arguments, output.fileno(), errors.fileno(), variables, folder)
         try:
-            code = process.wait(60)
+            code = process.wait(180)
         finally:
             process.kill()
         for file in (output, errors):

@@ -90,7 +90,7 @@ async def test_an_error_of_the_model_does_not_end_the_sequence() -> None:
 
 
 async def test_direct_sequences_wait_for_a_slot_until_one_ends_or_is_idle() -> None:
-    options = SequenceOptions(strategy="direct", max_sequences=3, idle_s=0.05)
+    options = SequenceOptions(strategy="direct", max_sequences=3, idle_s=0.3)
     async with engine_of(Total, options, placement="inline") as engine:
         assert await total(engine, 1, 1, "start") == 1
         waiting = [asyncio.ensure_future(total(engine, 10 * i, i, "start")) for i in (2, 3)]

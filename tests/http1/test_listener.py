@@ -68,7 +68,7 @@ async def port(request: pytest.FixtureRequest) -> Any:
     listener = Listener(
         lambda listener: request.param(b"one", listener),
         lambda listener: request.param(b"two", listener),
-        limits=Limits(header_timeout_s=0.1),
+        limits=Limits(header_timeout_s=0.5),
     )
     (found,) = await listener.start([("127.0.0.1", 0)])
     yield found

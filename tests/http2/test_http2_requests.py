@@ -219,7 +219,7 @@ def curl(*arguments: str) -> str:
     found = shutil.which("curl")
     if found is None or b"HTTP2" not in subprocess.run([found, "--version"], capture_output=True, check=True).stdout:
         pytest.skip("asks with a curl that speaks HTTP/2")
-    command = [found, "-sS", "--max-time", "20", "-w", "\n%{http_version} %{http_code}", *arguments]
+    command = [found, "-sS", "--max-time", "60", "-w", "\n%{http_version} %{http_code}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -468,7 +468,7 @@ def self_signed(folder: Path) -> Path:
 
 @pytest.fixture
 async def secure(certificate: Path) -> AsyncIterator[tuple[RestServer, ssl.SSLContext]]:
-    async with serving(Identity, Counter, tls_cert=str(certificate), header_timeout_s=0.3) as server:
+    async with serving(Identity, Counter, tls_cert=str(certificate), header_timeout_s=1.0) as server:
         yield server, ssl.create_default_context(cafile=str(certificate))
 
 

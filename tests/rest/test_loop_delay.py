@@ -52,8 +52,9 @@ async def test_requests_behind_a_long_one_are_rejected(limited: RestServer) -> N
     assert 'outcome="ok"} 1\n' in metrics  # the model saw one call
 
 
-async def test_a_burst_of_short_requests_is_served(limited: RestServer) -> None:
-    responses = await limited.send(SHORT * 12, responses=12)
+async def test_a_burst_of_short_requests_is_served() -> None:
+    async with serving(Busy, max_loop_delay_s=60) as server:  # a busy machine may stop the process for some time
+        responses = await server.send(SHORT * 12, responses=12)
     assert {response.status for response in responses} == {200}
 
 

@@ -146,7 +146,7 @@ async def test_an_idle_thread_releases_tensors() -> None:
         output_reference = weakref.ref(response.outputs["pid"].data)
         del request, response
         gc.collect()
-        await wait_until(lambda: input_reference() is None and output_reference() is None, 2)
+        await wait_until(lambda: input_reference() is None and output_reference() is None)
 
 
 async def check_release_of_failed_call(placement: str, collect: Callable[[], object], **parameters: Any) -> None:
@@ -160,7 +160,7 @@ async def check_release_of_failed_call(placement: str, collect: Callable[[], obj
                 await complete(pool.call(request))
             del request
             collect()
-            await wait_until(lambda: reference() is None, 2)
+            await wait_until(lambda: reference() is None)
         finally:
             gc.enable()
 

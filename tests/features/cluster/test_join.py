@@ -651,7 +651,7 @@ async def test_the_reason_of_the_last_failed_start_stays_while_a_start_is_repeat
         assert (deployment.state, deployment.reported_reason) == ("UNAVAILABLE", failure)
         await wait_until(lambda: deployment.state == "LOADING")
         waiting = f"waiting for workers that 'sh' starts to join {port.address}: 0 of 1 are loaded"
-        assert deployment.reported_reason == f"{waiting}; the last attempt failed: {failure}"
+        await wait_until(lambda: deployment.reported_reason == f"{waiting}; the last attempt failed: {failure}")
         go.touch()
         await wait_until(lambda: deployment.ready)
         assert deployment.reported_reason == ""

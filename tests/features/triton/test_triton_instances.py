@@ -78,13 +78,13 @@ def test_a_model_whose_instance_has_ended_is_not_ready_until_it_is_loaded(proces
     assert isinstance(infer(process, "shared", number), str)
     text = "model 'shared': the thread of its instance 'shared_0_0' has ended: "
     assert text in str(infer(process, "shared", 21))
-    wait_until(lambda: not is_ready(process, "shared"), "the end of readiness", 10)
+    wait_until(lambda: not is_ready(process, "shared"), "the end of readiness")
     assert process.status("/v2/health/ready") == 400
     index = process.request("POST", "/v2/repository/index", {})[1]
     assert {each["name"]: each["state"] for each in index}["shared"] == "UNAVAILABLE"
     assert process.request("POST", "/v2/repository/models/shared/load", {})[0] == 200
     assert infer(process, "shared", 21) == 42
-    wait_until(lambda: process.status("/v2/health/ready") == 200, "readiness", 10)
+    wait_until(lambda: process.status("/v2/health/ready") == 200, "readiness")
 
 
 @pytest.mark.parametrize("model", ["own", "shared", "two"])
@@ -99,7 +99,7 @@ def test_other_instances_answer_if_one_has_ended(process: ServerProcess) -> None
     assert [infer(process, "two", 21) for _ in range(20)] == [42] * 20
     assert is_ready(process, "two")
     assert isinstance(infer(process, "two", 101), str)
-    wait_until(lambda: not is_ready(process, "two"), "the end of readiness", 10)
+    wait_until(lambda: not is_ready(process, "two"), "the end of readiness")
     assert "has ended" in str(infer(process, "two", 21))
     assert process.request("POST", "/v2/repository/models/two/load", json.dumps({}).encode())[0] == 200
     assert infer(process, "two", 21) == 42
