@@ -260,6 +260,8 @@ async def test_responses_of_another_key_are_not_found(server: TextServer) -> Non
     for method, end in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
         other = await server.request(method, path + end, None, {"authorization": "Bearer two"})
         assert other.status == 404, (method, end)
+    own = await server.request("POST", f"{path}/cancel", None, {"authorization": "Bearer one"})
+    assert (own.status, "only responses created with `background`" in own.body.decode()) == (400, True)
     assert (await server.request("GET", path, None, {"authorization": "Bearer one"})).status == 200
 
 
