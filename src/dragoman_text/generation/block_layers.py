@@ -14,6 +14,7 @@ from dragoman_text.generation.fused import ARCHITECTURES
 from dragoman_text.generation.gguf_model import BlockKernels, MappedLinear
 from dragoman_text.generation.integer_weights import IntegerWeight, NoBlocks, round_weight
 from dragoman_text.generation.quantized_files import read_weights
+from dragoman_text.generation.rounding import check_tokens
 
 log = logging.getLogger("dragoman.generation")
 
@@ -96,7 +97,7 @@ def quantize_layers(model: Any, device: torch.device, bits: int) -> dict[str, Ma
 
 def _logits(model: Any) -> torch.Tensor:
     """Return the logits of a few tokens."""
-    tokens = torch.arange(3, 22) % model.config.vocab_size
+    tokens = torch.tensor([check_tokens(19, model.config.vocab_size)])
     with torch.inference_mode():
-        logits: torch.Tensor = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+        logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits[0].float()
     return logits

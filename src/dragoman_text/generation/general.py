@@ -15,6 +15,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman_text.generation.adapters import AdapterLayers
 from dragoman_text.generation.job import BatchRow, Sequence
 from dragoman_text.generation.pretrained import TOLERANCE, Pretrained
+from dragoman_text.generation.rounding import check_tokens
 from dragoman_text.generation.threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
 from dragoman_text.generation.vision import NO_FEATURES, Features, VisionProcessor
 
@@ -330,11 +331,6 @@ def _prepared_arguments(
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Decoding loop for `generate` that only returns its arguments."""
     return input_ids, arguments
-
-
-def check_tokens(count: int, vocabulary: int) -> list[int]:
-    """Return tokens of a prompt by which implementations are compared."""
-    return [(11 + 7919 * i) % vocabulary for i in range(count)]
 
 
 def _bytes(value: Any) -> int:

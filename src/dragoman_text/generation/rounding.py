@@ -1,4 +1,4 @@
-"""Data for which the order in which a product is summed shows in every element of its result."""
+"""Data to compare implementations: tokens, and numbers by which the order of a sum shows in each result."""
 
 import torch
 
@@ -18,3 +18,8 @@ def cancelling(columns: int, rows: int, inputs: int, dtype: torch.dtype) -> tupl
         values = (torch.randn(count, half, generator=generator) * sizes).to(dtype)
         made.append(torch.cat((values, sign * values[:, opposite], values.new_zeros(count, inputs % 2)), 1))
     return made[0], made[1]
+
+
+def check_tokens(count: int, vocabulary: int) -> list[int]:
+    """Return tokens of a prompt by which implementations are compared."""
+    return [(11 + 7919 * i) % vocabulary for i in range(count)]

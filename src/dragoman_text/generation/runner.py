@@ -34,15 +34,16 @@ from dragoman_text.generation.fused import (
     FusedModel,
     UnpackedLinear,
     can_pack,
+    is_cpu,
     is_supported,
     pack,
     pack_layers,
 )
-from dragoman_text.generation.general import check_tokens
 from dragoman_text.generation.gguf_model import MappedModel, joining
 from dragoman_text.generation.job import BatchRow
 from dragoman_text.generation.native.step import NativeStep, Unsupported, step_code
 from dragoman_text.generation.pretrained import Pretrained
+from dragoman_text.generation.rounding import check_tokens
 from dragoman_text.generation.step_graphs import Record, StepGraphs
 from dragoman_text.generation.threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
 
@@ -92,7 +93,10 @@ class Runner:
         self._graphs: StepGraphs | None = None
         self.model, self.config = pretrained.model, pretrained.config
         self.adapters = AdapterLayers(self.model, None, self.dtype, self.device, packed=False)
-        self._merges, self.packed = True, packed and can_pack(self.dtype, self.device)
+        # Weights may be in another layout: that of our kernels, or that of oneDNN, which some builds of PyTorch do not
+        # have, and which takes BF16 only with some instructions of the CPU.
+        self._repacks = packed and is_cpu(self.device)
+        self._merges, self.packed = True, self._repacks and can_pack(self.dtype, self.device)
         self._selects_logits = False
         if isinstance(self.model, MappedModel):
             self._use_mapped(self.model)
@@ -226,7 +230,7 @@ class Runner:
         with torch.inference_mode():
             expected = self._own_logits()
         shapes = self._use_our_attention(context, expected)
-        self._merges = not self.packed or can_merge(self.shape, shapes.query_heads, self.dtype)
+        self._merges = not self._repacks or can_merge(self.shape, shapes.query_heads, self.dtype)
         report_step("compiling")
         self._use_fast_paths(shapes, expected)
         if self.fused is None and self.packed:
@@ -241,9 +245,7 @@ class Runner:
         """
         config = model.config
         heads = config.num_attention_heads, config.num_key_value_heads
-        self._merges = not self.packed or can_merge(
-            CacheShape(1, heads[1], *2 * [config.head_dim]), heads[0], self.dtype
-        )
+        self._merges = can_merge(CacheShape(1, heads[1], *2 * [config.head_dim]), heads[0], self.dtype)
         native = self._build_mapped(model.sample())
         expected = self._sample_logits()
         self._native = native
@@ -293,9 +295,7 @@ class Runner:
         if not is_supported(self.model):
             self._use_pytorch(f"expected a model type of {', '.join(ARCHITECTURES)}, got {self.config.model_type}")
             return
-        if not self.packed:
-            self._use_pytorch("weights are not packed (a GPU, `packed = false`, or a dtype without kernels)")
-        if not ((self.packed or self._blocks is not None) and self._use_native(shapes.forms, expected)):
+        if not self._use_native(shapes.forms, expected):
             self.fused = FusedModel(self.model, shapes.forms, joining(pack_layers if self.packed else UnpackedLinear))
             if not self.agrees(expected, "the fused forward pass"):
                 self.fused = None
@@ -306,6 +306,9 @@ class Runner:
 
     def _use_native(self, forms: Mapping[int, AttentionForm], expected: torch.Tensor) -> bool:
         """Use the kernels if there are any and give the same logits, as their layers do in PyTorch; log why not."""
+        if not (self._repacks or self._blocks is not None):
+            self._use_pytorch("a GPU, or `packed = false`")
+            return False
         try:
             code = step_code(self.model, forms)
         except Unsupported as error:

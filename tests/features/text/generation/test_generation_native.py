@@ -362,6 +362,33 @@ def test_rounded_weights(bits: int, error: float) -> None:
             round_weight(weights * factor, bits)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_kernels_do_not_need_packed_weights_of_pytorch(
+    folders: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """oneDNN, whose layout PyTorch packs weights in, may be missing, or lack BF16 on this CPU."""
+    caplog.set_level("INFO", "dragoman.generation")
+
+    def load(**options: bool) -> Runner:
+        return Runner(load_pretrained(folders / "qwen2", dtype, "cpu"), **options)
+
+    def logits(runner: Runner) -> torch.Tensor:
+        cache = KeyValueCache(runner.shape, 256, runner.dtype, runner.device)
+        cache.reserve(2, 64)
+        rows = [BatchRow(0, 0, prompt(1, 9), wanted=9), BatchRow(1, 0, prompt(2, 1))]
+        return runner.run(cache, rows)
+
+    expected = logits(load())
+    monkeypatch.setattr("dragoman_text.generation.runner.can_pack", lambda *_: False)
+    runner = load()
+    assert runner.native
+    assert not runner.packed
+    assert runner.batch_invariant
+    assert torch.equal(logits(runner), expected)
+    assert not load(packed=False).native
+    assert "the kernels are not used, PyTorch computes: a GPU, or `packed = false`" in caplog.messages
+
+
 def test_an_installation_without_kernels_says_so(
     folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
