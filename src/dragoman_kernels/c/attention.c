@@ -10,6 +10,8 @@
 #define LOWEST (-3e38f)
 /* Of the sizes of heads whose sums are in registers. */
 #define MOST_PARTS 8
+/* Keys are fetched as many positions before they are read. */
+#define POSITIONS_AHEAD 8
 
 /* Rotary embedding of one head (Su et al. 2021), normalized before if the model does so: `size` numbers. */
 INLINE void rotate(const attention_shape *shape, const int size, const float *states, const float *rotary,
@@ -44,6 +46,14 @@ EXPORT void NAME(store_key_value)(const attention_shape *shape, const attention_
     }
 }
 
+/* Keys and values of a head are too few for the core to fetch them ahead by itself. */
+INLINE void fetch(const void *items, int64_t first, int count, int bf16)
+{
+    const int bytes = bf16 ? 2 : 4;
+    UNROLL for (int i = 0; i < count * bytes; i += 64)
+        __builtin_prefetch((const char *)items + first * bytes + i);
+}
+
 /* Scores of all keys that any of the rows sees; each row stores them from its own `first` on. */
 INLINE void score(const int bf16, const int size, const int count, const attention_head *rows)
 {
@@ -54,6 +64,8 @@ INLINE void score(const int bf16, const int size, const int count, const attenti
     }
     for (int64_t position = rows[0].first; position <= rows[count - 1].position; position++) {
         floats products[MOST_RUN_ROWS];
+        fetch(rows[0].keys, (position + POSITIONS_AHEAD) * size, size, bf16);
+        fetch(rows[0].values, position * size, size, bf16);
         UNROLL for (int row = 0; row < count; row++) products[row] = all(0);
         UNROLL for (int i = 0; i < size / LANES; i++)
         {
