@@ -1,9 +1,11 @@
 """Limits on concurrent calls: one client cannot use up the calls of others, nor their health checks."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,7 +16,9 @@ from raw_client import Raw, frame_message
 
 from dragoman.formats import grpc_messages as m
 from dragoman.transports.clients import client_address
+from dragoman.transports.grpc.call import GrpcCall
 from dragoman.transports.grpc.calls import MAX_HEALTH_CALLS
+from dragoman.transports.grpc.method_calls import UnaryCall
 
 MESSAGE = frame_message(infer_message(id="7").SerializeToString())
 SLOW = frame_message(infer_message("slow").SerializeToString())
@@ -235,3 +239,20 @@ async def test_the_error_of_too_large_metadata_is_complete(serve: Serve) -> None
         many = raw.request("ModelInfer", MESSAGE, fields={f"x-{n}": "" for n in range(20)})
         assert (await raw.response(many)).status == (EXHAUSTED, "headers: expected at most 20 fields, got 26")
         assert await status(raw) == (OK, "")
+
+
+@pytest.mark.parametrize(("call_type", "is_late"), [(UnaryCall, True), (GrpcCall, False)])
+async def test_only_a_unary_call_has_one_time_limit_from_its_beginning(call_type: Any, is_late: bool) -> None:
+    """A stream may be idle before each message; the message of a unary call is expected from the beginning."""
+    loop = SimpleNamespace(time=lambda: now_s)
+    server = SimpleNamespace(loop=loop, limits=replace(LIMITS, body_timeout_s=10.0))
+    statuses: Counter[str] = Counter()
+    headers = SimpleNamespace(request_id="7", timeout_s=None, statuses=statuses)
+    stream = SimpleNamespace(connection=None, send_headers=lambda *_, ended: None, expect=lambda _: None)
+    server.leave = lambda _: None
+    now_s = 0.0
+    call = call_type(server, stream, headers, None)
+    now_s = 9.0
+    call.receive(MESSAGE, 0, 9, False)
+    call.check_timeout(12.0)
+    assert statuses == ({"DEADLINE_EXCEEDED": 1} if is_late else {})
