@@ -472,7 +472,6 @@ class Deployment:
         return Response(answer, self.spec.name, self.spec.version)
 
     async def _begin_when_loaded(self, request: Request[A], start_s: float) -> Response[A]:
-        """Load the model, then answer the call."""
         try:
             request = await self.wait_until_loaded(request, start_s)
         except BaseException as error:

@@ -197,7 +197,6 @@ class DiskRepository(Repository):
 
 
 def _location(found: FoundModel) -> str:
-    """Return the path of a model, for messages."""
     return str(found.path or found.settings["uri"])
 
 

@@ -239,7 +239,6 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _name(path: Path) -> str:
-    """Return the default name of a model."""
     return own_name(path) or (path.name if path.is_dir() else path.stem)
 
 

@@ -141,7 +141,6 @@ class KafkaInput:
             self._receive(message)
 
     def _assign(self, consumer: Any, partitions: list[Any]) -> None:
-        """Read these partitions only."""
         self._offsets = {partition.partition: {} for partition in partitions}
         consumer.assign(partitions)
         log.info("reading %d partitions of topic '%s'", len(partitions), self._options.kafka_topic_input)

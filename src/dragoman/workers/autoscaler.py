@@ -78,7 +78,6 @@ class Autoscaler:
         return min(max(1, math.ceil(calls * self._call_s() / backlog_s)), calls)
 
     def _call_s(self) -> float:
-        """Return the estimated time per call."""
         running = self._supervisor.running
         known = [replica.mean_s for replica in running if replica.mean_s]
         if known:

@@ -221,7 +221,6 @@ class ProcessPool(JobRunner):
         self._report_readiness()
 
     def _report_readiness(self) -> None:
-        """Call `changed` if `ready` has changed."""
         if self.ready != self._was_ready:
             self._was_ready = self.ready
             self._on_change()

@@ -76,6 +76,5 @@ class ChunkedDecoder:
 
 
 def _check_open(line: bytes) -> None:
-    """Check a line that is incomplete."""
     if b"\n" in line or b"\r" in line[:-1]:
         raise not_http("a line break of the chunked coding")

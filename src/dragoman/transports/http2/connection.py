@@ -514,7 +514,6 @@ class Http2Connection:
 
 
 def _notify(handler: Any, code: int) -> None:
-    """Notify a handler that its stream has been reset."""
     if handler is not None:
         try:
             handler.on_closed(code)

@@ -113,7 +113,6 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._watch_closely()
 
     def _go_on(self) -> None:
-        """Handle more of the received bytes."""
         if self.connection.reader.more and self.connection.phase != CLOSED:
             self._handle_input(b"")
 
@@ -140,7 +139,6 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._read_or_wait()
 
     def _read_or_wait(self) -> None:
-        """Pause or resume reading."""
         reading = not (self._full or self._behind or self._read_limiter.is_paused)
         if reading is not self._reading and not self._transport.is_closing():
             self._reading = reading
