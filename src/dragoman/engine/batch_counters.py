@@ -33,7 +33,7 @@ class BatchCounters:
 
     def take(self) -> Self:
         """Return the counts so far, and reset these counters."""
-        snapshot = type(self)(lambda: 0)
+        snapshot = type(self)(int)  # 0 calls wait in it; a lambda cannot be pickled for another process
         for name in self.__slots__:
             if name != "queued":
                 mine = getattr(self, name)
