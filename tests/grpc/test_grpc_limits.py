@@ -244,13 +244,13 @@ async def test_the_error_of_too_large_metadata_is_complete(serve: Serve) -> None
 @pytest.mark.parametrize(("call_type", "is_late"), [(UnaryCall, True), (GrpcCall, False)])
 async def test_only_a_unary_call_has_one_time_limit_from_its_beginning(call_type: Any, is_late: bool) -> None:
     """A stream may be idle before each message; the message of a unary call is expected from the beginning."""
+    now_s = 0.0
     loop = SimpleNamespace(time=lambda: now_s)
     server = SimpleNamespace(loop=loop, limits=replace(LIMITS, body_timeout_s=10.0))
     statuses: Counter[str] = Counter()
     headers = SimpleNamespace(request_id="7", timeout_s=None, statuses=statuses)
     stream = SimpleNamespace(connection=None, send_headers=lambda *_, ended: None, expect=lambda _: None)
     server.leave = lambda _: None
-    now_s = 0.0
     call = call_type(server, stream, headers, None)
     now_s = 9.0
     call.receive(MESSAGE, 0, 9, False)
