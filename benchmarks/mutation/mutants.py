@@ -81,7 +81,7 @@ def _compiles(source: str) -> bool:
     return True
 
 
-class _Visitor(cst.CSTVisitor):
+class _Visitor(cst.CSTVisitor):  # type: ignore[misc]
     """Collects `((line, line of its statement, whether it is imported), node, changed node)`.
 
     It skips by rule what `docs/testing.md` lists.
