@@ -211,7 +211,11 @@ def test_sighup_ends_nothing(tmp_path: Path, threads: ThreadPoolExecutor) -> Non
 
 def test_a_server_whose_terminal_is_closed_drains() -> None:
     ours, theirs = pty.openpty()
-    script = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    script = (
+        "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # also where the tests run under `nohup`
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
     port = free_ports(1)[0]
     command = [sys.executable, "-m", "dragoman", "serve", f"{TROUBLE}:Twice", "--http-port", str(port)]
     with tempfile.TemporaryFile("w+") as log:
