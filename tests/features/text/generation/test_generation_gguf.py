@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,14 +182,21 @@ def round_activations(_: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor
 
 def generate(reference: Any, *, rounds: bool = True, rounded: str = "") -> list[int]:
     """Return the greedy text of a model of transformers. rounded: layers with this in their name round their inputs."""
-    named = reference.named_modules() if rounds else ()
-    layers = [each for name, each in named if isinstance(each, torch.nn.Linear) and rounded in name]
-    hooks = [each.register_forward_pre_hook(round_activations) for each in layers]
-    with torch.inference_mode():
+    with rounding(reference, rounded) if rounds else nullcontext(), torch.inference_mode():
         tokens = reference.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=None)
-    for hook in hooks:
-        hook.remove()
     return list(tokens[0, len(PROMPT) :].tolist())
+
+
+@contextmanager
+def rounding(reference: Any, name: str = "") -> Iterator[None]:
+    """Let the linear layers with this in their name round their inputs."""
+    layers = [each for key, each in reference.named_modules() if isinstance(each, torch.nn.Linear) and name in key]
+    hooks = [each.register_forward_pre_hook(round_activations) for each in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 # Difference of two logits by rounding activations, relative to the largest logit (docs/text-generation.md).
@@ -201,12 +209,12 @@ def assert_greedy(reference: Any, generated: list[int]) -> None:
     assert_near_greedy(reference, generated)
 
 
-def assert_near_greedy(reference: Any, generated: list[int]) -> None:
+def assert_near_greedy(reference: Any, generated: list[int], bound: float = BOUND) -> None:
     """In FP32, each token has the largest logit, or one that is smaller by less than the bound."""
     with torch.inference_mode():
         logits = reference(torch.tensor([[*PROMPT, *generated]])).logits[0, len(PROMPT) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(generated)[:, None])[:, 0]
-    assert float((logits.max(1).values - chosen).max()) < BOUND * float(logits.abs().max())
+    assert float((logits.max(1).values - chosen).max()) < bound * float(logits.abs().max())
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q6_K"])

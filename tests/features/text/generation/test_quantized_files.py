@@ -250,10 +250,10 @@ async def test_layers_in_blocks(
         assert details["parameters"] == reference.num_parameters()
         assert f"stay in their bits: 28 layers in {types[0]}" in caplog.text
         generated = ids(await text(model, gguf_tests.PROMPT, max_new_tokens=12, ignore_eos=True))
-        # Act-order's inputs are rounded in the order of the weights; with 2 bits two tokens are too close to tell.
-        if name not in ("gptq-act-order", "gptq-2"):
-            assert generated == gguf_tests.generate(reference, rounded="proj")
         gguf_tests.assert_near_greedy(reference, generated)
+        if name != "gptq-act-order":  # whose inputs are rounded in the order of the weights
+            with gguf_tests.rounding(reference, "proj"):  # the last bit of an input may decide how it is rounded
+                gguf_tests.assert_near_greedy(reference, generated, 0.03)
     finally:
         await model.close()
         reference.load_state_dict(before)
