@@ -2,7 +2,6 @@
 
 import fcntl
 import gc
-import itertools
 import os
 import tempfile
 from collections.abc import Generator, Iterator
@@ -121,29 +120,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def _is_collected_backwards(config: pytest.Config) -> bool:
-    """Return whether this process is the second one of a run of all tests.
-
-    It begins with the last file, so that in a fresh clone each of two processes rewrites the asserts of half of the
-    files, and reads what the other has rewritten.
-    """
-    return os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and config.args == config.getini("testpaths")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    report = yield
-    if isinstance(collector, pytest.Session | pytest.Directory) and _is_collected_backwards(collector.config):
-        report.result.reverse()
-    return report
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _is_collected_backwards(config):
-        files = [list(group) for _, group in itertools.groupby(items, lambda item: item.path)]
-        items[:] = itertools.chain.from_iterable(reversed(files))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker("slow")
