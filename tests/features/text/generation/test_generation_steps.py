@@ -13,6 +13,9 @@ async def test_steps_are_counted_by_method_and_outcome(llama_folder: Path) -> No
     model = load_model(llama_folder, prefill_chunk=8)
     try:
         info = (await generation(model, "a b c d e f g h i j", max_new_tokens=4, ignore_eos=True)).prompts[0]
+        async with asyncio.timeout(60):  # a step counts once it has sent its tokens
+            while engine_metrics(model)["steps_total", "decode", "ok"] < 3:
+                await asyncio.sleep(0.01)
         metrics = engine_metrics(model)
         chunks = -(-info.tokens // 8)
         assert chunks > 1
