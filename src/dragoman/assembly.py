@@ -63,8 +63,20 @@ class Assembly:
         self, engine: CallHandler, http: Sequence[HttpProtocol], *, shows_requests: bool = True
     ) -> Application:
         """Return the application of an address with its pages; its console may show recent requests."""
-        pages = with_pages(http, self._settings, self.access, self.recent if shows_requests else None)
-        return Application(engine, pages, self.limits, self.executor, self.access)
+        protocols = self.with_pages(http, self.recent if shows_requests else None)
+        return Application(engine, protocols, self.limits, self.executor, self.access)
+
+    def with_pages(self, http: Sequence[HttpProtocol], recent: RecentRequests | None = None) -> list[HttpProtocol]:
+        """Return the protocols of an address, their description, and the console, which shows recent requests."""
+        has_pages = self._settings.web_pages
+        own = openapi.protocol(
+            http,
+            version=__version__,
+            root_path=self.limits.root_path,
+            is_guarded=self.access.is_guarded,
+            has_page=has_pages,
+        )
+        return with_console([*http, own], recent) if has_pages else [*http, own]
 
     def metrics(self) -> tuple[Family, ...]:
         """Return the metrics of requests and connections, and of denied requests unless every request is open."""
@@ -106,20 +118,6 @@ def protocol_policy(settings: Settings, traces: TraceSettings | None = None) -> 
     return Policy(
         **values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own, dialect=dialect
     )
-
-
-def with_pages(
-    http: Sequence[HttpProtocol],
-    settings: Settings,
-    access: AccessControl,
-    recent: RecentRequests | None = None,
-) -> list[HttpProtocol]:
-    """Return the protocols of an address, those that describe them, and the console, which shows recent requests."""
-    root_path = transport_limits(settings).root_path
-    own = openapi.protocol(
-        http, version=__version__, root_path=root_path, is_guarded=access.is_guarded, has_page=settings.web_pages
-    )
-    return with_console([*http, own], recent) if settings.web_pages else [*http, own]
 
 
 def split_routes(

@@ -4,11 +4,12 @@ import re
 import tomllib
 from pathlib import Path
 
-from dragoman.assembly import access_control, load_protocols, with_pages
+from dragoman.assembly import Assembly, load_protocols
 from dragoman.core import errors
 from dragoman.core.datatypes import DATATYPES
 from dragoman.processes.server_process import process_metrics
 from dragoman.settings import Settings
+from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.recent_requests import RecentRequests
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def test_endpoints() -> None:
         for quoted in re.findall(r"`(.+?)`", row[1])
         for path in expand(quoted)
     ]
-    protocols = with_pages(HTTP, Settings(), access_control(Settings()), RecentRequests(0))
+    protocols = Assembly(Settings(), TraceSettings()).with_pages(HTTP, RecentRequests(0))
     routes = [(route.method, route.pattern) for protocol in protocols for route in protocol.routes]
     assert sorted(documented) == sorted(routes)
 

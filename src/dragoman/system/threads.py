@@ -215,23 +215,25 @@ class StoppableCall(Generic[T]):
 _STOP_ROUNDS = 20
 
 
-async def run_stoppable(executor: Executor, function: Callable[[], T], limit_s: float) -> T:
+async def run_stoppable(
+    executor: Executor, function: Callable[[], T], limit_s: float, *, until_ended: bool = False
+) -> T:
     """Return the value of a function that runs in a thread of an executor. Raises its exception.
 
     If this is cancelled, or takes longer than `limit_s`, the function is stopped; in the second case it raises
-    TimeLimitExceededError.
+    TimeLimitExceededError. until_ended: not before the function has ended.
     """
     call = StoppableCall(function)
     job = asyncio.get_running_loop().run_in_executor(executor, call)
+    job.add_done_callback(_ignore)
     try:
         done, _ = await asyncio.wait({job}, timeout=limit_s)
-    except asyncio.CancelledError:
-        call.stop()
-        job.add_done_callback(_ignore)
-        raise
+    finally:
+        if not job.done():
+            call.stop()
+            if until_ended:
+                await asyncio.wait({job})
     if not done:
-        call.stop()
-        job.add_done_callback(_ignore)
         raise TimeLimitExceededError
     return job.result()
 
@@ -254,7 +256,7 @@ def run_in_time(function: Callable[[], T], limit_s: float) -> T:
 
 
 def _ignore(job: "asyncio.Future[Any]") -> None:
-    """Take the exception of a job of which nobody waits for the result, so that it is not logged."""
+    """Take the exception of a job, so that it is not logged if nobody waits for the result any more."""
     if not job.cancelled():
         job.exception()
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from dragoman.core.errors import Overloaded
 from dragoman.core.text import Chat, Prompt
-from dragoman.system.threads import DaemonThreads, StoppableCall, TimeLimitExceededError
+from dragoman.system.threads import DaemonThreads, run_stoppable
 
 A = TypeVar("A")
 DEFAULT_MIB = 1024
@@ -52,18 +52,7 @@ class ImageQueue:
         Then, and when this is cancelled, the function is stopped; this ends when the function has ended.
         """
         async with self._turn:
-            call = StoppableCall(function)
-            job = asyncio.get_running_loop().run_in_executor(self._thread, call)
-            try:
-                done, _ = await asyncio.wait({job}, timeout=limit_s)
-            finally:
-                if not job.done():
-                    call.stop()
-                    await asyncio.wait({job})
-                    job.exception()  # Stopped
-            if not done:
-                raise TimeLimitExceededError
-            return job.result()
+            return await run_stoppable(self._thread, function, limit_s, until_ended=True)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False)

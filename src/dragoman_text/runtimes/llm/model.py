@@ -48,7 +48,7 @@ class LanguageModel(TextModel):
             VISION.require("PIL")
 
     def start_engine(self, folder: Path) -> Any:
-        if folder.is_dir():
+        if folder.is_dir():  # imported later too; its objects are to be among those that are exempt
             RUNTIME.require("transformers.modeling_utils")
         from dragoman_text.generation import loading
 
