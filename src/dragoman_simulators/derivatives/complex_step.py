@@ -201,8 +201,8 @@ class ComplexStep(DerivedFunction):
             return self.gradient(output, input1, replace_item(inputs, input2, x), sens, config)
 
         x, slope = inputs[input1], gradient(inputs[input2])
-        result = directional_derivative(gradient, inputs[input2], slope, vec)
-        size = hessian_size(slope, x, inputs[input2], vec)
+        result, kink = directional_derivative(gradient, inputs[input2], slope, vec)
+        size = np.where(kink, 0.0, hessian_size(slope, x, inputs[input2], vec))
         check_gradient_estimate("ApplyHessian", self._function.name, f"finite differences of {NAME}", result, x, size)
         return result
 

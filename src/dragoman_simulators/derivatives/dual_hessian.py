@@ -300,7 +300,7 @@ class DualHessian(DerivedFunction):
         hessian = [u @ _component(each, "gradient_tangent", zeros) for each in elements]
         self._compare(
             hessian,
-            directional_derivative(slope, x, slope(x), vec, step=_STEP).value,
+            directional_derivative(slope, x, slope(x), vec, step=_STEP)[0].value,
             _HESSIAN_TOLERANCE,
             "Hessian action",
         )

@@ -48,8 +48,8 @@ _LARGER_MIXED_STEPS = (0.03, LARGEST_STEP)
 
 def directional_derivative(
     values: Values, x: Vector, value: Vector, vec: Vector, noise: float = 0.0, step: float = 0.0
-) -> Estimate:
-    """Return J vec of a function of one vector, `value` at x.
+) -> tuple[Estimate, Any]:
+    """Return J vec of a function of one vector, `value` at x, and which of its elements have a kink there.
 
     Four evaluations for each group of components that can share a step, and up to sixteen more for functions with noise
     or with kinks, or that vary on a smaller length than the magnitudes of the components.
@@ -59,7 +59,8 @@ def directional_derivative(
     noise : relative noise of the values, if it is known to be above rounding errors.
     step : relative step, instead of one by the noise.
     """
-    return _Slopes(PointFunction(values, x, value, noise=noise), step).along(vec)
+    slopes = _Slopes(PointFunction(values, x, value, noise=noise), step)
+    return slopes.along(vec), slopes.kink
 
 
 class _Slopes:
@@ -176,10 +177,9 @@ class FiniteDifferences(DerivedFunction):
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         x, value = inputs[input], self._finite_value(output, inputs, config)
         function = self._of_input(output, input, inputs, config)
-        slopes = _Slopes(PointFunction(function, x, value, noise=self._noise), self._step)
-        result = slopes.along(vec)
+        result, kink = directional_derivative(function, x, value, vec, self._noise, self._step)
         reach = result.error * max_step(component_scales(x), vec)
-        limit = np.where(slopes.kink, 0.0, _NEGLIGIBLE_VALUE * np.abs(value))
+        limit = np.where(kink, 0.0, _NEGLIGIBLE_VALUE * np.abs(value))
         check_estimate("ApplyJacobian", self._function.name, NAME, result, reach, limit)
         return result
 
@@ -216,9 +216,9 @@ class FiniteDifferences(DerivedFunction):
                 return as_vector(result, len(x), "gradient")
 
             slope = gradient(y)
-            result = directional_derivative(gradient, y, slope, vec, self._noise, self._step)
-            size = hessian_size(slope, x, y, vec)
-            check_gradient_estimate("ApplyHessian", self._function.name, NAME, result, x, size)
+            result, kink = directional_derivative(gradient, y, slope, vec, self._noise, self._step)
+            sizes = np.where(kink, 0.0, hessian_size(slope, x, y, vec))
+            check_gradient_estimate("ApplyHessian", self._function.name, NAME, result, x, sizes)
             return result
         used = sens != 0
         weights = sens[used]
@@ -265,7 +265,7 @@ class FiniteDifferences(DerivedFunction):
             def values(x: Vector, i: int = i) -> Vector:
                 return np.concatenate([np.zeros(0), *self._outputs(replace_item(inputs, i, x), config)])
 
-            result = directional_derivative(values, x, value, np.ones(len(x)), self._noise, self._step)
+            result, _ = directional_derivative(values, x, value, np.ones(len(x)), self._noise, self._step)
             largest = float(np.max(np.abs(result.value), initial=0.0))
             worst = max(worst, float(np.max(result.error, initial=0.0)) / largest) if largest else worst
         return worst

@@ -217,6 +217,28 @@ def test_a_kink_is_refused_however_large_the_value_is(constant: float, call: str
     assert as_vector(beside, 2 if call == "gradient" else 1, "")[0] == pytest.approx(2.4, rel=1e-3)
 
 
+@pytest.mark.parametrize("constant", [0.0, 1e4, 1e6])
+@pytest.mark.parametrize("source", ["finite differences", "complex step"])
+def test_a_kink_of_the_gradient_is_refused_however_large_the_gradient_is(constant: float, source: str) -> None:
+    def value(x: Any) -> Any:
+        above = (x[0] - 0.7 + np.sqrt((x[0] - 0.7) ** 2)) / 2  # the larger one of x[0] - 0.7 and 0
+        return constant * x[0] + 1.2 * above**2 + x[1] ** 2
+
+    def slope(x: Any, sens: Any) -> Any:
+        return sens[0] * np.array([constant + 2.4 * max(float(x[0]) - 0.7, 0.0), 2 * x[1]])
+
+    options: dict[str, Any] = {"gradient": slope} if source == "finite differences" else {}
+    function = build(value, inputs=[2], outputs=[1], derivatives=source, evaluate_at_load=False, **options)
+
+    def hessian(x: float) -> Any:
+        return function.apply_hessian(0, 0, 0, [np.array([x, 1.2])], ONE, UNIT, {})
+
+    assert re.search(
+        r"element 0 is 1\.2 with an estimated error of 0\.6", error_message(lambda: hessian(0.7), ModelFailed)
+    )
+    assert as_vector(hessian(0.8), 2, "") == pytest.approx([2.4, 0.0], rel=1e-4, abs=1e-4)
+
+
 def test_noise_below_a_ten_thousandth_of_the_value_does_not_hide_that_an_output_does_not_change() -> None:
     rng = np.random.default_rng(3)
     function = differences(lambda x: np.array([x[0], x[1]]) ** 2 * (1 + 1e-7 * rng.normal(size=2)))
