@@ -22,10 +22,10 @@ _DATA: Any = Tensor.__dict__["data"]
 
 
 class BytesTensor(Tensor, frozen=True, eq=False):
-    """A BYTES tensor in one of two forms: a list of texts, or the raw encoding of short elements.
+    """A BYTES tensor in one of two forms: a list of texts, or the raw encoding.
 
     In the raw encoding each element follows its length as four bytes, little-endian (Open Inference, binary tensor data
-    extension); here none holds a zero byte or is longer than 255. `data` is created on first use. `came_as_text`: the
+    extension). `_starts`: the result of `find_starts`, if it is known. `data` is created on first use. `came_as_text`: the
     elements were received as text, as in JSON, not as bytes.
     """
 
@@ -50,9 +50,14 @@ class BytesTensor(Tensor, frozen=True, eq=False):
 
     @classmethod
     def of_raw(
-        cls, raw: bytes, starts: Array, shape: Sequence[int], parameters: Parameters = NONE, came_as_text: bool = False
+        cls,
+        raw: bytes,
+        starts: Array | None,
+        shape: Sequence[int],
+        parameters: Parameters = NONE,
+        came_as_text: bool = False,
     ) -> Self:
-        """Make a tensor of the raw encoding, in which the lengths start at these positions."""
+        """Make a tensor of the raw encoding, which is valid. starts: as `find_starts` returns them; None if not known."""
         return cls._of(parameters, None, raw, starts, tuple(shape), came_as_text)
 
     @classmethod
@@ -67,7 +72,7 @@ class BytesTensor(Tensor, frozen=True, eq=False):
         array: Array | None = _DATA.__get__(self)
         if array is None:
             texts = self._texts
-            elements = self._with_gaps().split(_GAP)[1:] if texts is None else [text.encode() for text in texts]
+            elements = self._elements() if texts is None else [text.encode() for text in texts]
             array = object_array(elements, self.shape)
             array.flags.writeable = False
             _DATA.__set__(self, array)
@@ -81,11 +86,13 @@ class BytesTensor(Tensor, frozen=True, eq=False):
         """Return the elements as text, in a list that must not be changed. Raises UnicodeDecodeError."""
         if self._texts is not None:
             return self._texts
-        return self._with_gaps().decode().split(_GAP.decode())[1:]
+        if (joined := self._with_gaps()) is None:
+            return [element.decode() for element in self._elements()]
+        return joined.decode().split(_GAP.decode())[1:]
 
     def raw(self) -> Buffer:
         """Return the raw encoding of all elements."""
-        return self._raw if self._texts is None else _encode(self._texts)
+        return self._raw if self._texts is None else encode_elements(self._texts)
 
     @property
     def is_raw(self) -> bool:
@@ -101,10 +108,17 @@ class BytesTensor(Tensor, frozen=True, eq=False):
             return BytesTensor.of_texts, (self._texts, self._shape, self.parameters)
         return BytesTensor.of_raw, (self._raw, self._starts, self._shape, self.parameters, self.came_as_text)
 
-    def _with_gaps(self) -> bytes:
-        """Return the elements with four zeros before each, which Python splits fast."""
+    def _elements(self) -> list[bytes]:
+        joined = self._with_gaps()
+        return _split_bytes(self._raw, math.prod(self._shape), "") if joined is None else joined.split(_GAP)[1:]
+
+    def _with_gaps(self) -> bytes | None:
+        """Return the elements with four zeros before each, which Python splits fast; None if they may not be short."""
+        starts = find_starts(self._raw, math.prod(self._shape)) if self._starts is None else self._starts
+        if starts is None:
+            return None
         data = np.frombuffer(self._raw, np.uint8).copy()
-        data[self._starts] = 0
+        data[starts] = 0
         return data.tobytes()
 
 
@@ -113,7 +127,7 @@ def bytes_from_raw(
 ) -> Tensor:
     """Return the BYTES tensor of a raw encoding. Raises InvalidInput if its elements are not those of the shape."""
     count = math.prod(shape)
-    if (starts := _short_elements(raw, count)) is not None:
+    if (starts := find_starts(raw, count)) is not None:
         return BytesTensor.of_raw(bytes(raw), starts, shape, parameters, came_as_text)
     elements = _split_bytes(raw, count, where)
     if came_as_text:
@@ -121,7 +135,7 @@ def bytes_from_raw(
     return Tensor(reshape_read_only(object_array(elements, (count,)), shape, where), BYTES, parameters)
 
 
-def _short_elements(raw: Buffer, count: int) -> Array | None:
+def find_starts(raw: Buffer, count: int) -> Array | None:
     """Return where the lengths of many short elements start; None if they are few or may not be short.
 
     A length below 256 is one byte and three zeros. If no element holds a zero byte, all of these are found at once,
@@ -195,7 +209,7 @@ def texts_of(tensor: Tensor) -> list[str]:
 
 def raw_of(tensor: Tensor) -> Buffer:
     """Return the raw encoding of a BYTES tensor. Raises TypeError for an element that is not bytes."""
-    return tensor.raw() if isinstance(tensor, BytesTensor) else _encode(tensor.data.reshape(-1).tolist())
+    return tensor.raw() if isinstance(tensor, BytesTensor) else encode_elements(tensor.data.reshape(-1).tolist())
 
 
 def flatten(tensor: Tensor) -> Tensor:
@@ -218,7 +232,8 @@ def _decode(data: Array) -> list[str]:
     return [element.decode() for element in data.reshape(-1).tolist()]
 
 
-def _encode(elements: list[Any]) -> Buffer:
+def encode_elements(elements: list[Any]) -> Buffer:
+    """Return the raw encoding of texts or bytes. Raises TypeError for an element that is neither."""
     if len(elements) <= _CHUNK:
         return _encode_chunk(elements)
     return b"".join(_encode_chunk(elements[at : at + _CHUNK]) for at in range(0, len(elements), _CHUNK))

@@ -23,6 +23,8 @@ _MAX_INTEGER = (1 << 31) - 1
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # one spelling only: of two keys for a token one would win
 _MAX_SEED = (1 << 64) - 1
 _MAX_SALT = 1024
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=repr)
+_SHOWN = 80  # characters of a value in an error message
 
 
 class InvalidValueError(ValueError):
@@ -56,9 +58,13 @@ def check_value(name: str, value: Any, kind: ValueKind) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """Format a value as JSON for an error message, truncated to 80 characters."""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= 80 else f"{text[:80]}..."
+    """Format a value as JSON for an error message, truncated to 80 characters. What follows is not formatted."""
+    text = ""
+    for part in _ENCODER.iterencode(value[:_SHOWN] if isinstance(value, str) else value):
+        text += part[:_SHOWN]
+        if len(text) > _SHOWN:
+            return f"{text[:_SHOWN]}..."
+    return text
 
 
 # --- kinds -----------------------------------------------------------------------------------------------

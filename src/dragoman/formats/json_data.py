@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from dragoman.core.bytes_tensor import BytesTensor, reshape_read_only, texts_of
+from dragoman.core.bytes_tensor import BytesTensor, encode_elements, reshape_read_only, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.sizes import SHARED
 from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers, object_array
 from dragoman.formats import fast_json
-from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, flatten_lists, parse_array, parse_list, to_array
+from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, flatten_lists, parse_array, parse_list, pieces, to_array
 from dragoman.formats.json_text import format_numbers
 from dragoman.formats.policy import Policy
 from dragoman.formats.raw import check_shape
@@ -25,7 +26,9 @@ _MAX_DEPTH = 33
 _DATA_DEPTH = 3  # nesting of `data` in a message
 _DESCRIBED_BYTES = 1 << 16  # of nested lists that are parsed again to describe how they differ from the shape
 _MAX_NULLABLE = 1 << 12
+_SHORT_TEXT = 256  # bytes; fewer texts, which are longer, are encoded fast
 _TEXT = msgspec.json.Decoder(str)
+_TEXTS = msgspec.json.Decoder(list[str])
 _NULLABLE_TEXTS = msgspec.json.Decoder(Annotated[list[str | None], msgspec.Meta(max_length=_MAX_NULLABLE)])
 
 
@@ -54,6 +57,9 @@ def tensor_from_json(
         except InvalidInput:
             if depth == 1 or len(memoryview(data)) > _DESCRIBED_BYTES:
                 raise
+    are_many = parsed and datatype is BYTES and depth == 1 and SHARED < len(memoryview(data)) < count * _SHORT_TEXT
+    if are_many and (many := _many_texts(bytes(memoryview(data)), count)) is not None:
+        return BytesTensor.of_raw(many, None, shape, parameters, came_as_text=True)
     values = parse_list(where, datatype, data, depth)
     if parsed and depth == 1 and datatype is BYTES and len(values) == count > 0:
         return BytesTensor.of_texts(values, shape, parameters)
@@ -65,6 +71,24 @@ def tensor_from_json(
     if datatype is BYTES and count:
         return BytesTensor.of_texts(array.reshape(-1).tolist(), shape, parameters)
     return Tensor(reshape_read_only(array, shape, where), datatype, parameters)
+
+
+def _many_texts(text: bytes, count: int) -> bytes | None:
+    """Return the raw encoding of a JSON array of `count` texts, None for anything else.
+
+    It is parsed in pieces, if no text has an escaped quote, and encoded here: an object for each text would take ten
+    times the memory, no other thread runs while a text is parsed, and the event loop would encode them for a process.
+    """
+    lists = (b"[%b]" % piece for piece in pieces(memoryview(text)[1:-1], b'",')) if b"\\" not in text else (text,)
+    encoded, found = [], 0
+    try:
+        for each in lists:
+            texts = _TEXTS.decode(each)
+            encoded.append(encode_elements(texts))
+            found += len(texts)
+    except PARSER_ERRORS:  # or a text that begins with a comma
+        return None
+    return b"".join(encoded) if found == count else None
 
 
 def _long_array(where: str, datatype: Datatype, shape: Sequence[int], text: memoryview, depth: int) -> Array:

@@ -11,6 +11,9 @@ from dragoman.formats.json_numbers import pieces
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Buffer, Policy
 
+# Documents with more members are parsed at once: an object for each would take longer than the others wait.
+_MANY_MEMBERS = 1000
+
 
 def parse_json(text: Buffer, policy: Policy) -> Any:
     """Parse JSON within the limits of `check_json`. Raises InvalidInput."""
@@ -25,7 +28,8 @@ def parse_document(text: Buffer, policy: Policy) -> Any:
 def _parse(text: bytes, policy: Policy, *, elements: bool) -> Any:
     check_json(text, policy, elements=elements)
     try:
-        return fast_json.loads(text) if len(text) <= THREAD else _parse_long(text)
+        is_simple = len(text) <= THREAD or text.count(b":") > _MANY_MEMBERS
+        return fast_json.loads(text) if is_simple else _parse_long(text)
     except fast_json.JSONDecodeError as error:
         raise InvalidInput(f"the request body is not valid JSON: {error}") from error
 

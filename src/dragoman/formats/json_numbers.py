@@ -83,13 +83,13 @@ def parse_array(
     return array[:first]  # an empty array has no comma, and no element either
 
 
-def pieces(text: memoryview) -> Iterator[bytes]:
-    """Yield the elements of a flat array, which is valid JSON, in pieces between commas."""
+def pieces(text: memoryview, end: bytes = b",") -> Iterator[bytes]:
+    """Yield the elements of a flat array, which is valid JSON, in pieces between commas. end: of an element."""
     at, size = 0, _PIECE
     while at < len(text):
         piece = bytes(text[at : at + size])
-        comma = piece.rfind(b",") if at + size < len(text) else len(piece)
-        if comma < 0:  # a number or white space that is longer
+        comma = piece.rfind(end) + len(end) - 1 if at + size < len(text) else len(piece)
+        if comma < len(end) - 1:  # an element or white space that is longer
             size *= 2
             continue
         yield piece[:comma]

@@ -12,7 +12,7 @@ from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput, TooLarge
 from dragoman.formats.policy import Policy
 
-_BINARY = "; send large tensors as binary data to /v2/models/{model}/infer"
+BINARY = "; send large tensors as binary data to /v2/models/{model}/infer"
 _BLOCK = 1 << 18  # performance only: bytes scanned at a time
 
 _STEPS = np.zeros(256, np.int8)
@@ -22,16 +22,17 @@ _LISTS = np.zeros(256, np.bool_)  # characters that begin a list or an object
 _LISTS[[ord("["), ord("{")]] = True
 _VALUES = _LISTS.copy()  # characters that come with one more value each
 _VALUES[ord(",")] = True
+_LISTS[ord(":")] = True  # a member of an object is no element
 _QUOTE = ord('"')
 
 
 def check_json(text: bytes, policy: Policy, *, elements: bool = True) -> None:
     """Check the size, the number of values and the nesting of JSON text.
 
-    elements: whether each element counts as a value, or only lists and objects, as in documents with long arrays of
-    numbers. Raises TooLarge or InvalidInput.
+    elements: whether each element counts as a value, or only lists, objects and members of objects, as in documents
+    with long arrays of numbers. Raises TooLarge or InvalidInput.
     """
-    check_size(text, policy, "" if elements else _BINARY)
+    check_size(text, policy, "" if elements else BINARY)
     if len(text) > policy.max_json_values and count_values(text, elements=elements) > policy.max_json_values:
         raise InvalidInput(
             f"too many values in JSON: expected at most {policy.max_json_values} (max_json_values), got more"
@@ -69,7 +70,7 @@ def nests_deeper(text: bytes, limit: int) -> bool:
 
 
 def count_values(text: bytes, *, elements: bool = True) -> int:
-    """Count lists and objects, and with `elements` commas, outside of strings: about the number of values in JSON."""
+    """Count lists and objects, and commas or else colons, outside of strings: about the number of values in JSON."""
     counted = _VALUES if elements else _LISTS
     return sum(int(np.count_nonzero(counted[codes])) for codes in _scan_blocks(text))
 

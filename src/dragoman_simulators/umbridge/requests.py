@@ -11,9 +11,10 @@ import numpy as np
 from dragoman.core.datatypes import FP64, Array
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
+from dragoman.core.sizes import THREAD
 from dragoman.core.vector_binding import require_finite
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_array
-from dragoman.formats.json_scan import check_json
+from dragoman.formats.json_scan import BINARY, check_json, check_size
 from dragoman.formats.policy import Policy
 
 VECTORS = ("sens", "vec")
@@ -81,8 +82,10 @@ _KINDS: Mapping[type, str] = {
 def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """Parse the body of a request. Raises InvalidInput if it is not JSON or has no valid name.
 
-    The limits of JSON hold for its config, and the limits of tensors for its vectors, which have no other form.
+    Raises TooLarge if it is too long. The number of values is limited in its config, and by the limits of tensors in
+    its vectors.
     """
+    check_size(text, policy, BINARY)
     try:
         if len(text) < LONG and policy.max_json_depth >= _FLAT_DEPTH:
             return _to_arrays(_FLAT_REQUEST.decode(text))
@@ -182,10 +185,10 @@ def _to_arrays(lists: _Lists) -> UmBridgeRequest:
 
 def _parse_lenient(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """Parse NaN, Infinity and 1e999 as well, and report what is invalid."""
-    if len(text) > policy.max_json_bytes:
+    if len(text) > THREAD:
         raise InvalidInput(
-            "the request is not valid: expected vectors of finite numbers, as NaN, Infinity and 1e999 are accepted in "
-            f"requests of at most {policy.max_json_bytes} bytes only (max_json_bytes)"
+            "the request is not valid: expected an object with a 'name', vectors of numbers and a 'config' that is an "
+            f"object; which part is not is found out in requests of at most {THREAD} bytes"
         )
     check_json(text, policy, elements=False)
     try:
