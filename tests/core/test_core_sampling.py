@@ -177,6 +177,17 @@ def test_long_values_are_truncated_in_messages() -> None:
     assert format_value("é" * 78) == '"' + "é" * 78 + '"'
     assert format_value("é" * 79) == '"' + "é" * 79 + "..."
     assert format_value({1}) == '"{1}"'
+    assert format_value(["é" * 90, 1]) == '["' + "é" * 78 + "..."
+
+
+def test_what_an_error_does_not_show_is_not_formatted() -> None:
+    """A body of many MB would take seconds, in which no other thread runs."""
+
+    class Endless:
+        def __repr__(self) -> str:
+            raise AssertionError("it was formatted")
+
+    assert format_value({"a": [*range(40), Endless()]}).startswith('{"a": [0, 1, 2')
 
 
 def test_a_temperature_or_top_p_near_zero_is_greedy() -> None:

@@ -364,6 +364,30 @@ def test_text_is_the_same_from_json_and_binary(texts: list[str]) -> None:
             assert json_data.json_from_tensor("x", variant, POLICY) == texts
 
 
+@many_examples
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5) | st.just('",'), max_size=40), st.data())
+def test_many_texts_of_json_are_encoded_when_they_are_parsed(texts: list[str], data: st.DataObject) -> None:
+    """The event loop would otherwise encode them for a worker process."""
+    between = [data.draw(st.sampled_from([",", ", ", " ,\n"])) for _ in texts]
+    dumped = (json.dumps(text, ensure_ascii=data.draw(st.booleans())) for text in texts)
+    text = "[" + "".join(f"{each}{comma}" for each, comma in zip(dumped, between, strict=True)).rstrip(", \n") + "]"
+    with (
+        mock.patch.object(json_data, "SHARED", 2),
+        mock.patch.object(json_data, "_SHORT_TEXT", NEVER),
+        mock.patch.object(json_numbers, "_PIECE", data.draw(st.integers(1, 30))),
+    ):
+        tensor = body.parse_request(request_body("BYTES", [len(texts)], text), None, POLICY).inputs["x"]
+        with pytest.raises(InvalidInput, match=rf"needs {len(texts) + 1} elements, got {len(texts)}"):
+            body.parse_request(request_body("BYTES", [len(texts) + 1], text), None, POLICY)
+    assert isinstance(tensor, BytesTensor) == bool(texts)
+    if isinstance(tensor, BytesTensor):
+        # pieces end where a text seems to end: before a text that begins with a comma they are one
+        assert tensor.is_raw or any(each.startswith(",") for each in texts)
+    assert texts_of(tensor) == texts
+    assert tensor.data.tolist() == [each.encode() for each in texts]
+    assert pickle.loads(pickle.dumps(tensor)).data.tolist() == tensor.data.tolist()
+
+
 def test_lazy_elements_are_read_only_and_created_once() -> None:
     tensor = BytesTensor.of_texts(["a", "b"], (2, 1), {"p": 1})
     assert tensor.shape == tensor.data.shape == (2, 1)

@@ -81,6 +81,13 @@ def test_long_documents_have_the_values_and_the_errors_of_short_ones(text: bytes
         assert json_document.parse_document(text, policy) == expected
 
 
+def test_documents_of_many_members_are_parsed_at_once() -> None:
+    expected = {f"{i:0300}": i for i in range(8000)}
+    with mock.patch.object(fast_json, "loads", wraps=fast_json.loads) as loads:
+        assert json_document.parse_document(fast_json.dumps(expected), Policy()) == expected
+    assert loads.call_count == 1
+
+
 def test_long_lists_of_numbers_are_parsed_in_pieces() -> None:
     """While a text is parsed, no other thread runs, so that health checks would wait for the whole body."""
     text = b'{"instances": [%s2]}' % (b"1," * (4 * MIB))

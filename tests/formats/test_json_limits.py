@@ -150,6 +150,8 @@ def test_elements_of_documents_do_not_count_as_values_but_lists_do() -> None:
     assert parse_document(json.dumps({"a": list(range(400))}).encode(), policy) == {"a": list(range(400))}
     with pytest.raises(InvalidInput, match="too many values in JSON: expected at most 350"):
         parse_document(json.dumps({"a": [[1]] * 400}).encode(), policy)
+    with pytest.raises(InvalidInput, match="too many values in JSON: expected at most 350"):
+        parse_document(json.dumps({str(i): 1 for i in range(400)}).encode(), policy)
 
 
 @pytest.mark.parametrize("parse", [parse_json, parse_document])

@@ -25,8 +25,8 @@ class BytesTensor(Tensor, frozen=True, eq=False):
     """A BYTES tensor in one of two forms: a list of texts, or the raw encoding.
 
     In the raw encoding each element follows its length as four bytes, little-endian (Open Inference, binary tensor data
-    extension). `_starts`: the result of `find_starts`, if it is known. `data` is created on first use. `came_as_text`: the
-    elements were received as text, as in JSON, not as bytes.
+    extension). `_starts`: the result of `find_starts`, if it is known. `data` is created on first use.
+    `came_as_text`: the elements were received as text, as in JSON, not as bytes.
     """
 
     datatype: Datatype = BYTES
@@ -57,7 +57,7 @@ class BytesTensor(Tensor, frozen=True, eq=False):
         parameters: Parameters = NONE,
         came_as_text: bool = False,
     ) -> Self:
-        """Make a tensor of the raw encoding, which is valid. starts: as `find_starts` returns them; None if not known."""
+        """Make a tensor of the raw encoding, which is valid. starts: of `find_starts`, None if not known."""
         return cls._of(parameters, None, raw, starts, tuple(shape), came_as_text)
 
     @classmethod

@@ -61,7 +61,7 @@ def format_value(value: Any) -> str:
     """Format a value as JSON for an error message, truncated to 80 characters. What follows is not formatted."""
     text = ""
     for part in _ENCODER.iterencode(value[:_SHOWN] if isinstance(value, str) else value):
-        text += part[:_SHOWN]
+        text += part[: _SHOWN + 1]
         if len(text) > _SHOWN:
             return f"{text[:_SHOWN]}..."
     return text

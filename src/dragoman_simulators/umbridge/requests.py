@@ -11,7 +11,6 @@ import numpy as np
 from dragoman.core.datatypes import FP64, Array
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sizes import THREAD
 from dragoman.core.vector_binding import require_finite
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_array
 from dragoman.formats.json_scan import BINARY, check_json, check_size
@@ -21,6 +20,7 @@ VECTORS = ("sens", "vec")
 INDICES = ("outWrt", "inWrt", "inWrt1", "inWrt2")
 _OPEN, _CLOSE, _COMMA = b"[],"
 _SPACE, _CLOSING = re.compile(rb"[ \t\r\n]*"), re.compile(rb"\]")
+_DESCRIBED_BYTES = 2 << 20  # while Python's parser reads a text, no other thread runs: 100 ms for this one
 _FLAT_DEPTH = 3  # of a request whose config does not nest
 
 
@@ -185,10 +185,10 @@ def _to_arrays(lists: _Lists) -> UmBridgeRequest:
 
 def _parse_lenient(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """Parse NaN, Infinity and 1e999 as well, and report what is invalid."""
-    if len(text) > THREAD:
+    if len(text) > _DESCRIBED_BYTES:
         raise InvalidInput(
             "the request is not valid: expected an object with a 'name', vectors of numbers and a 'config' that is an "
-            f"object; which part is not is found out in requests of at most {THREAD} bytes"
+            f"object; which part is not is found out in requests of at most {_DESCRIBED_BYTES} bytes"
         )
     check_json(text, policy, elements=False)
     try:
