@@ -177,6 +177,14 @@ async def test_calls_are_not_merged_if_the_outputs_have_other_rows(caplog: pytes
         assert engine.deployments()[0].max_batch_size == 64
 
 
+async def test_a_batch_size_for_a_model_without_rows_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    RETURNED.clear()
+    RETURNED["y"] = np.ones((1, 2), np.float32)
+    async with open_engine(Program, max_batch_size=8) as engine:
+        assert engine.deployments()[0].max_batch_size == 0
+    assert "max_batch_size not used" in caplog.text
+
+
 async def test_a_corrected_version_shares_requests_with_others(tmp_path: Path) -> None:
     """Versions with weights may return outputs of different lengths: their metadata differ once one has answered."""
     onnx = pytest.importorskip("onnx")

@@ -211,6 +211,8 @@ class Deployment:
             if spec.schedule is not None:
                 log.warning("schedule not used, model is stateful: %s", spec.name)
             return None
+        if spec.max_batch_size > 1 and not loaded.signature.batched:
+            log.warning("max_batch_size not used, model does not say that its inputs are rows (batched): %s", spec.name)
         is_inline = self.placement == "inline"
         own_size = 0 if spec.max_batch_size or is_inline else loaded.merges
         size = (spec.max_batch_size or own_size) if loaded.signature.batched else 0
