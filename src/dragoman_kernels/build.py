@@ -30,7 +30,7 @@ FORM_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
         "avx2": _AVX2,
         "avx512": _AVX512,
         "avx512_bf16": _AVX512_BF16,
-        "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
+        "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     },
     "aarch64": {"portable": (), "neon": ()},
 }

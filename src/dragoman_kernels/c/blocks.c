@@ -15,6 +15,9 @@
 #include "product.h"
 #include "norm.h"
 #include "share.h"
+#if defined(FORM_amx)
+#include "amx.h"
+#endif
 
 #if WIDE_REGISTERS
 #define TILE 16
@@ -57,7 +60,7 @@ typedef struct {
 /* ------------------------------------------------------------------------------------------- operations of a form */
 
 INLINE numbers to_numbers(integers a) { return __builtin_convertvector(a, numbers); }
-INLINE numbers all_numbers(float number) { return (numbers){0} + number; }
+INLINE numbers all_numbers(float number) { return number - (numbers){0}; }
 
 INLINE numbers fma_numbers(numbers a, numbers b, numbers c)
 {
@@ -182,7 +185,69 @@ typedef struct {
     numbers scale, second_scale, minimum;
 } group;
 
-/* Add a group to the totals. halves: the second 16 inputs have `second_scale`. */
+/* Add the sums of a group to a row's total. halves: those of the second 16 inputs are `high` and have `second_scale`.
+ * sum: that of the row's values times `scale`. */
+INLINE numbers add_group(numbers total, const group *g, integers low, integers high, float scale, float sum, int halves,
+                         int minima)
+{
+    if (halves) {
+        total += to_numbers(low) * (g->scale * all_numbers(scale));
+        total += to_numbers(high) * (g->second_scale * all_numbers(scale));
+    } else
+        total += to_numbers(low + high) * (g->scale * all_numbers(scale));
+    return minima ? total + g->minimum * all_numbers(sum) : total;
+}
+
+#if defined(FORM_amx)
+/* From this many rows on, tile registers compute the sums of groups, which are the same: exact integers. With halves it
+ * would gain nothing. */
+#define LEAST_TILE_ROWS 24
+
+/* Registers: sums in 0 and 1, inputs in 2 and 3, by turns; weights in 4. The sums and inputs of the last rows, fewer than
+ * 16, are in registers of their own: 6 and 7. */
+INLINE void configure_groups(int64_t rows)
+{
+    const int last = rows % REGISTER_ROWS ? (int)(rows % REGISTER_ROWS) : 1;
+    const tile_shape sums = {REGISTER_ROWS, 64}, inputs = {REGISTER_ROWS, GROUP}, weights = {GROUP / 4, 64};
+    const tile_shape shapes[8] = {sums, sums, inputs, inputs, weights, weights, {last, 64}, {last, GROUP}};
+    configure_tiles(shapes);
+}
+
+/* An offset makes weights signed. */
+#define MULTIPLY_TILE(sums, inputs, from, to)                                                                          \
+    do {                                                                                                               \
+        _tile_loadd(inputs, from, GROUP);                                                                              \
+        _tile_zero(sums);                                                                                              \
+        if (offset)                                                                                                    \
+            _tile_dpbssd(sums, inputs, 4);                                                                             \
+        else                                                                                                           \
+            _tile_dpbsud(sums, inputs, 4);                                                                             \
+        _tile_stored(sums, to, 64);                                                                                    \
+    } while (0)
+
+/* Compute the sums of a group for all rows. values: of the first row. */
+INLINE void multiply_tiles(const int8_t *values, int64_t rows, const group *g, int32_t offset, integers *sums)
+{
+    register_bits weights[8];
+    UNROLL for (int i = 0; i < 8; i++)
+        weights[i] = _mm512_sub_epi8((register_bits)g->weights[i], _mm512_set1_epi8((char)offset));
+    __asm__ volatile("" : : : "memory"); /* gcc does not know that the instructions read memory */
+    _tile_loadd(4, weights, 64);
+    for (; rows >= 2 * REGISTER_ROWS; rows -= 2 * REGISTER_ROWS) {
+        MULTIPLY_TILE(0, 2, values, sums);
+        MULTIPLY_TILE(1, 3, values + REGISTER_ROWS * GROUP, sums + REGISTER_ROWS);
+        values += 2 * REGISTER_ROWS * GROUP, sums += 2 * REGISTER_ROWS;
+    }
+    if (rows >= REGISTER_ROWS) {
+        MULTIPLY_TILE(0, 2, values, sums);
+        rows -= REGISTER_ROWS, values += REGISTER_ROWS * GROUP, sums += REGISTER_ROWS;
+    }
+    if (rows)
+        MULTIPLY_TILE(6, 7, values, sums);
+}
+#endif
+
+/* Add a group to the totals. wide, halves: as in `dot` and `add_group`. */
 INLINE void multiply(const panel *of, int64_t number, const group *g, int32_t offset, int wide, int halves, int minima,
                      numbers *totals)
 {
@@ -190,6 +255,19 @@ INLINE void multiply(const panel *of, int64_t number, const group *g, int32_t of
     const int8_t *values = of->values + first * GROUP;
     const float *scales = of->scales + first;
     const int32_t *sums = of->sums + 2 * first;
+    float scaled[PANEL_ROWS];
+    for (int64_t row = 0; minima && row < of->count; row++)
+        scaled[row] = scales[row] * (float)(sums[2 * row] + sums[2 * row + 1]);
+#if defined(FORM_amx)
+    if (of->count >= LEAST_TILE_ROWS && !halves) {
+        integers found[PANEL_ROWS];
+        multiply_tiles(values, of->count, g, offset, found);
+        for (int64_t row = 0; row < of->count; row++)
+            totals[row] = add_group(totals[row], g, found[row], (integers){0}, scales[row], minima ? scaled[row] : 0, 0,
+                                    minima);
+        return;
+    }
+#endif
     for (int64_t row = 0; row < of->count; row++, values += GROUP, sums += 2) {
         integers low = (integers){0} - offset * sums[0], high = (integers){0} - offset * sums[1];
         UNROLL for (int i = 0; i < 4; i++)
@@ -197,15 +275,7 @@ INLINE void multiply(const panel *of, int64_t number, const group *g, int32_t of
             low = dot(low, g->weights[i], values + 4 * i, wide);
             high = dot(high, g->weights[4 + i], values + 16 + 4 * i, wide);
         }
-        numbers total = totals[row], scale = all_numbers(scales[row]);
-        if (halves) {
-            total += to_numbers(low) * (g->scale * scale);
-            total += to_numbers(high) * (g->second_scale * scale);
-        } else
-            total += to_numbers(low + high) * (g->scale * scale);
-        if (minima)
-            total += g->minimum * (scale * (float)(sums[0] + sums[1]));
-        totals[row] = total;
+        totals[row] = add_group(totals[row], g, low, high, scales[row], minima ? scaled[row] : 0, halves, minima);
     }
 }
 
@@ -409,6 +479,15 @@ static void write(const block_layer *layer, const segment *of, int64_t first, in
 {
     for (int64_t row = 0; row < in->count; row++) {
         float *results = output + (in->first + row) * output_floats + of->first;
+        if (count == TILE && !of->head) {
+            numbers result = totals[row], other;
+            if (layer->bias)
+                memcpy(&other, layer->bias + of->first + first, sizeof other), result += other;
+            if (add_to_output)
+                memcpy(&other, results + first, sizeof other), result += other;
+            memcpy(results + first, &result, sizeof result);
+            continue;
+        }
         for (int64_t i = 0; i < count; i++) {
             int64_t to = first + i;
             if (of->head) {
@@ -435,6 +514,10 @@ EXPORT void NAME(blocks_part)(const block_layer *layer, const block_inputs *memo
     panel in = {memory->values, memory->scales, memory->sums, memory->floats, rows, first_row, 0};
     in.count = smaller(PANEL_ROWS, rows - first_row);
     const int64_t stop = smaller((block + 1) * COLUMNS, of->columns);
+#if defined(FORM_amx)
+    if (in.count >= LEAST_TILE_ROWS)
+        configure_groups(in.count);
+#endif
     for (int64_t first = block * COLUMNS; first < stop; first += TILE) {
         tile weights = {of->weights + first * of->row_bytes, {0}, of->row_bytes};
         int64_t count = smaller(TILE, stop - first);
@@ -444,6 +527,10 @@ EXPORT void NAME(blocks_part)(const block_layer *layer, const block_inputs *memo
         product(of->type, &weights, &in, layer->size, totals);
         write(layer, of, first, count, &in, totals, output, output_floats, (int)add_to_output);
     }
+#if defined(FORM_amx)
+    if (in.count >= LEAST_TILE_ROWS)
+        _tile_release();
+#endif
 }
 
 EXPORT void NAME(blocks_linear)(const block_call *call)

@@ -57,8 +57,8 @@ EXPORT int64_t cpu_forms(void)
     if (a < 1 || !__get_cpuid_count(7, 1, &fourth, &b, &c, &d) || !has(fourth, 1u << 5) || !has(more, 1u << 1 | 1u << 11))
         return forms;
     forms |= AVX512_BF16;
-    /* AMX-BF16, AMX-TILE. The system saves their registers if bits 17 and 18 are set. */
-    if (has(tiles, 1u << 22 | 1u << 24) && (registers & 0x60000) == 0x60000 && tiles_permitted())
+    /* AMX-BF16, AMX-TILE, AMX-INT8. The system saves their registers if bits 17 and 18 are set. */
+    if (has(tiles, 1u << 22 | 1u << 24 | 1u << 25) && (registers & 0x60000) == 0x60000 && tiles_permitted())
         forms |= AMX;
     return forms;
 }

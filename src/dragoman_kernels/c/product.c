@@ -7,12 +7,12 @@
  *   [parts, steps, 64 / parts, pair], where a step is one input, or a pair of BF16 inputs that one instruction
  *   multiplies (`pair`).
  *
- * With AMX the products of BF16 have other tiles and another order of sums: amx.h. */
+ * With AMX the products of BF16 have other tiles and another order of sums: amx_product.h. */
 #include "product.h"
 #include "norm.h"
 #include "share.h"
 #if defined(FORM_amx)
-#include "amx.h"
+#include "amx_product.h"
 #endif
 
 /* Steps along a block per turn of the tiles. For up to two tiles: few, so that the core prefetches weights while it

@@ -29,7 +29,7 @@ def test_forms_of_this_cpu_are_those_that_linux_reports() -> None:
     avx2 = {"avx2", "fma", "f16c"}
     avx512 = avx2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
     avx512_bf16 = avx512 | {"avx512vbmi", "avx512_vnni", "avx512_bf16"}
-    amx = avx512_bf16 | {"amx_tile", "amx_bf16"}
+    amx = avx512_bf16 | {"amx_tile", "amx_bf16", "amx_int8"}
     needed = {"avx2": avx2, "avx512": avx512, "avx512_bf16": avx512_bf16, "amx": amx}
     expected = ["portable", *(form for form, each in needed.items() if each <= flags)]
     if "amx" in expected and not may_use_amx():

@@ -177,10 +177,11 @@ def test_integers(kind: str) -> None:
     np.testing.assert_allclose(decoded.reshape(5, 512), values_of(kind, data, 512), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("rows", [3, 32, 55])  # alone, as whole tiles, and as these and part of one
 @pytest.mark.parametrize("form", available_forms())
 @pytest.mark.parametrize("kind", QUANTIZED)
-def test_every_bit(kind: str, form: str) -> None:
-    data, inputs = weights(kind, 83, 512), states(3, 512)
+def test_every_bit(kind: str, form: str, rows: int) -> None:
+    data, inputs = weights(kind, 83, 512), states(rows, 512)
     result = multiply(form, [kind], [data], inputs)
     assert np.array_equal(result, product(kind, data, inputs))
     exact = inputs.astype(np.float64) @ values_of(kind, data, 512).T
