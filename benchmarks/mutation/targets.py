@@ -88,6 +88,7 @@ _TEXT_API_TESTS = (
     "scoring",
     "structured_requests",
     "text_answers",
+    "text_contract",
     "text_document",
     "text_streams",
     "text_without_tokens",
