@@ -371,7 +371,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, str]]:
         raise InvalidInput(f"{path} cannot be read: {error}") from error
     for line in text.splitlines():
         key, separator, value = line.strip().removeprefix("export ").partition("=")
-        if separator and not key.startswith("#"):
+        if separator:
             yield key.strip(), value.strip().strip("'\"")
 
 

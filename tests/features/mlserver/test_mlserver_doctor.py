@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dragoman.cli import main
+from dragoman.core.remarks import PICKLE_NOTE
+from dragoman_mlserver.survey import survey
 
 FOLDER = Path(__file__).parent / "folder"
 NOTHING_MISSING = "nothing missing was found; models not loaded: "
@@ -67,6 +70,98 @@ def test_variables_and_pickles_are_reported(
     assert "environment\n  missing    MLSERVER_TRACING_SERVER: traces are exported with --tracing-endpoint" in text
     assert "answers as in MLServer" in text
     assert "start with --allow-pickle" in text
+
+
+CODE = """import mlserver, mlserver_other.x, mlserver.rest, mlserver.codecs.numpy
+from mlserver_sklearn import SKLearnModel
+from mlserver.handlers import custom_handler
+from mlserver import register
+from mlserver.metrics import log
+from mlserver.codecs import register
+from .mlserver_gone import x
+print(x.headers)
+"""
+SURVEYED: dict[str, object] = {
+    ".env": 'MLSERVER_DEBUG=0\nMLSERVER_MODEL_URI=y\nMLSERVER_MODEL_PARAMETERS={"format": "z"}\n',
+    "settings.json": {"http_port": 1, "kafka_enabled": True},
+    "a/model-settings.json": {
+        "implementation": "mlserver_sklearn.SKLearnModel",
+        "parameters": {"uri": "weights.pkl"},
+    },
+    "a/weights.pkl": "",
+    "b/model-settings.json": {"implementation": "mlserver_mlflow.MLflowRuntime", "warm_workers": True},
+    "c/model-settings.json": {"implementation": "elsewhere.Mine", "parameters": {"uri": "m.pkl"}},
+    "c/m.pkl": "",
+    "d/model-settings.json": {"parameters": {"uri": "m.bin"}},
+    "d/m.bin": "",
+    "d/model.pkl": "",  # which is not loaded
+    "e/model-settings.json": {"implementation": "mlserver_alibi_explain.AlibiExplainRuntime"},
+    "f/model-settings.json": [1],
+    "g/model-settings.json": {"parameters": [1]},
+    "h/model-settings.json": {"implementation": "mine.Mine"},
+    "h/mine.py": "class Mine: ...\n",
+    "i/model-settings.json": {"parameters": {}},
+    "i/model.pickle": "",
+    "j/bad.py": "no (\n",
+    "j/code.py": CODE,
+}
+REMARKS = """
+environment MLSERVER_DEBUG unused: errors are logged with traceback, which is never sent to clients; see --log-level
+environment MLSERVER_MODEL_PARAMETERS same
+environment MLSERVER_MODEL_URI same
+environment MLSERVER_MODEL_FORMAT unused: the format is recognized from the file
+settings.json http_port same
+settings.json kafka_enabled missing: files beside models cannot connect the server to a broker: start it with \
+--kafka-servers HOST:PORT
+settings.json host different: the default is 127.0.0.1 instead of 0.0.0.0
+a/model-settings.json implementation same
+a/model-settings.json parameters same
+a/model-settings.json parameters.uri same
+a/model-settings.json implementation same: answers as in MLServer
+a/model-settings.json parameters.uri different: PICKLE
+b/model-settings.json implementation same
+b/model-settings.json warm_workers unused: worker processes are always warm
+b/model-settings.json implementation same: answers as in MLServer; start with --allow-pickle if you trust its files
+c/model-settings.json implementation same
+c/model-settings.json parameters same
+c/model-settings.json parameters.uri same
+c/model-settings.json implementation different: 'elsewhere.Mine' is not in a file beside its settings: it must be \
+importable by the server
+d/model-settings.json parameters same
+d/model-settings.json parameters.uri same
+e/model-settings.json implementation same
+e/model-settings.json implementation rejected: explainers are not supported: wrap the explainer in a subclass of \
+mlserver.MLModel
+h/model-settings.json implementation same
+i/model-settings.json parameters same
+i/model-settings.json parameters.uri different: PICKLE
+j/bad.py code missing: cannot be parsed: '(' was never closed (<unknown>, line 1)
+j/code.py import mlserver_other.x missing: the package 'mlserver_other' is not included: derive the class from \
+mlserver.MLModel
+j/code.py import mlserver.rest missing: this module is not included: install the package mlserver if it is needed
+j/code.py custom_handler different: health checks take precedence over its path; invalid arguments are a 400 instead \
+of a 422
+j/code.py metrics different: exported at /metrics on the HTTP port if the package prometheus-client is installed
+j/code.py metrics different: exported at /metrics on the HTTP port if the package prometheus-client is installed
+j/code.py parameters.headers different: the model gets the request headers that --forward-headers names, never \
+credentials; headers that it sets in a response are sent over HTTP
+"""
+
+
+def test_all_remarks_on_a_folder(tmp_path: Path) -> None:
+    for name, content in SURVEYED.items():
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+    found = [f"{r.location} {r.subject} {r.effect}" + (f": {r.note}" if r.note else "") for r in survey(tmp_path)]
+    assert found == REMARKS.replace("PICKLE", PICKLE_NOTE).split("\n")[1:-1]
+    of_code = [replace(r, location="code.py") for r in survey(tmp_path) if r.location == "j/code.py"]
+    assert survey(tmp_path / "j" / "code.py") == of_code
+    (tmp_path / "h" / "settings.json").write_text('{"host": "0.0.0.0"}')
+    assert [r.subject for r in survey(tmp_path / "h") if r.location == "settings.json"] == ["host"]
+    hosts = [(r.location, r.effect) for r in survey(tmp_path / "i") if r.subject == "host"]
+    assert hosts == [(".", "different")]
+    assert survey(tmp_path / "h" / "none") == []
 
 
 DERIVED = "from mlserver_sklearn import SKLearnModel\n\nclass Mine(SKLearnModel):\n    pass\n"

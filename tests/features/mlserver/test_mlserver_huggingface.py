@@ -27,6 +27,7 @@ from dragoman.pipelines.tasks import task_by_name
 from dragoman.system.threads import PYTORCH_LOADS
 from dragoman_mlserver.files import PIPELINE_TASKS, model_table
 from dragoman_mlserver.mlserver import huggingface
+from dragoman_mlserver.mlserver.errors import InferenceError
 from dragoman_mlserver.mlserver.huggingface import HuggingFaceRuntime
 from dragoman_mlserver.mlserver.settings import ModelParameters, ModelSettings
 from dragoman_mlserver.mlserver.types import InferenceRequest, RequestInput
@@ -245,8 +246,90 @@ async def test_tasks_that_transformers_no_longer_has(tiny: Callable[[str], Path]
 
 
 async def test_tasks_without_a_content_type_are_not_supported(tmp_path: Path) -> None:
-    with pytest.raises(ModelFailed, match="the task 'video-classification' is not supported"):
-        await _runtime(tmp_path, "video-classification")
+    known = ", ".join(each.name for each in PIPELINES.values() if each.kind not in ("video", "json", "image pair"))
+    for task, named in (("video-classification", "video-classification"), ("translation", "translation-x")):
+        with pytest.raises(ModelFailed, match=f"^the task '{named}' is not supported: expected one of {known}$"):
+            await _runtime(tmp_path, task, task_suffix="-x")
+
+
+def test_codecs_of_json() -> None:
+    values = [{"a": 1}, {"b": [None, "\u00e9"]}]
+    output = huggingface.HuggingfaceListJSONCodec.encode_output("o", values)
+    assert (output.name, output.datatype, output.shape) == ("o", "BYTES", [2, 1])
+    assert output.parameters is not None
+    assert output.parameters.content_type == "hg_jsonlist"
+    assert [json.loads(each) for each in output.data or ()] == values
+    single = huggingface.HuggingfaceSingleJSONCodec.encode_input("i", values[0])
+    assert isinstance(single, RequestInput)
+    assert (single.name, single.datatype, single.shape) == ("i", "BYTES", [1])
+    assert single.parameters is not None
+    assert single.parameters.content_type == "hg_json"
+    assert huggingface.HuggingfaceSingleJSONCodec.decode_input(single) == values[0]
+    assert huggingface.HuggingfaceListJSONCodec.decode_output(output) == values
+    given: list[tuple[Any, bool, bool]] = [
+        (values, True, False),
+        ([], False, False),
+        ([{}, 1], False, False),
+        ({}, False, True),
+        ("a", False, False),
+    ]
+    for value, is_list, is_single in given:
+        assert huggingface.HuggingfaceListJSONCodec.can_encode(value) is is_list
+        assert huggingface.HuggingfaceSingleJSONCodec.can_encode(value) is is_single
+    for element in (b"{", None, 5):
+        tensor = SimpleNamespace(name="t", data=[element])
+        with pytest.raises(InferenceError, match=r"^input 't': expected JSON in each element: "):
+            huggingface.HuggingfaceListJSONCodec.decode_input(tensor)  # type: ignore[arg-type]
+
+
+async def test_arguments_of_pipelines() -> None:
+    """What a pipeline is called with, by the inputs of a request."""
+    runtime = HuggingFaceRuntime(
+        ModelSettings(name="m", implementation=HuggingFaceRuntime, parameters={"version": "2"})
+    )
+    called: list[Any] = []
+
+    def pipeline(*values: Any, **names: Any) -> Any:
+        called.append((values, names))
+        return {"x": 1}
+
+    runtime._model = pipeline
+    inputs: list[tuple[list[dict[str, Any]], Any]] = [
+        ([], ((), {})),
+        ([_tensor("args", ["a"])], (("a",), {})),
+        ([_tensor("args", ["a", "b"])], ((["a", "b"],), {})),
+        ([_tensor("args", ["b"]), _tensor("array_inputs", ["a"], content_type="str")], ((["a", "b"],), {})),
+        ([_tensor("args", ["a"]), _tensor("top_k", [1], "INT64")], (("a",), {"top_k": 1})),
+        ([_tensor("args", ["a"]), _tensor("top_k", [1, 2], "INT64")], (("a",), {"top_k": [1, 2]})),
+        ([_tensor("text", ["a"])], ((), {"text": ["a"]})),
+        ([_tensor("text", ["a"], content_type="raw")], ((), {"text": "a"})),
+        (
+            [_tensor("generate_kwargs", ['{"top_p": 0.5}'], content_type="hg_json")],
+            ((), {"generate_kwargs": {"top_p": 0.5}}),
+        ),
+    ]
+    for given, expected in inputs:
+        response = await runtime.predict(InferenceRequest(inputs=[RequestInput(**each) for each in given]))
+        assert called.pop() == expected
+        assert (response.model_name, response.model_version) == ("m", "2")
+        assert [(each.name, [*(each.data or ())]) for each in response.outputs] == [("output", ['{"x": 1}'])]
+    for name in ("generate_kwargs", "tokenizer_kwargs"):
+        with pytest.raises(InvalidInput, match=rf"^input '{name}': expected an object \(content type 'hg_json'\)$"):
+            await _predict(runtime, _tensor(name, ["a"]))
+        with pytest.raises(InvalidInput, match=f"^'{name}': input 'y{'z' * 63}': not an argument that requests may"):
+            await _predict(runtime, _tensor(name, [json.dumps({"y" + "z" * 64: 1})], content_type="hg_json"))
+    for error, expected_error in ((ValueError("v"), InferenceError), (OSError("o"), OSError)):
+        runtime._model = Raises(error)
+        with pytest.raises(expected_error, match=r"^(Raises: v|o)$"):
+            await _predict(runtime, _tensor("args", ["a"]))
+
+
+class Raises:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __call__(self, *_: Any) -> Any:
+        raise self._error
 
 
 def test_models_are_not_downloaded(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -16,7 +17,9 @@ import pandas as pd
 import pytest
 
 import dragoman
+import dragoman_mlserver.mlserver
 from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman_mlserver.__main__ import main
 from dragoman_mlserver.mlserver import (
     MLModel,
     ModelSettings,
@@ -58,6 +61,7 @@ def test_the_module_is_imported_once_under_both_names() -> None:
     from mlserver.grpc import converters, dataplane_pb2  # type: ignore[import-not-found, unused-ignore]
     from mlserver.types import dataplane  # type: ignore[import-not-found, unused-ignore]
 
+    assert mlserver.__version__ == "1.7.1"  # the release whose interface it has
     assert mlserver.MLModel is MLModel
     assert StringRequestCodec is codecs.StringRequestCodec
     assert dataplane.RequestInput is types.RequestInput
@@ -362,6 +366,13 @@ def test_defaults_of_a_model() -> None:
     wanted = types.RequestOutput(name="a", parameters={"content_type": "str"})
     assert mine.encode(["x"], wanted).data.root == ["x"]
     assert mine.encode(5, types.RequestOutput(name="y"), codecs.NumpyCodec).shape == [1]
+    assert mine.decode(types.RequestInput(name="a", datatype="BYTES", shape=[1], data=["eA=="])) == [b"x"]
+    assert mine.decode(NUMBERS.model_copy(update={"name": "b"})) == [1, 2]
+    assert mine.decode(WORDS.model_copy(), codecs.StringCodec) == ["x"]
+    with pytest.raises(CodecNotFound, match=r"^Codec not found for output field with name 'y'$"):
+        mine.encode(5, types.RequestOutput(name="y"))
+    with pytest.raises(CodecNotFound, match=r"^Codec not found for output response with type <class 'int'>$"):
+        mine.encode_response(5)
     answer = mine.encode_response({"a": 1}, default_codec=_AnyCodec)
     assert (answer.model_name, answer.model_version, answer.id) == ("m", None, "{'a': 1}")
     assert mine.decode_request(types.InferenceRequest(id="7", inputs=[]), default_codec=_AnyCodec) == "7"
@@ -583,6 +594,40 @@ def test_a_script_that_imports_mlserver(tmp_path: Path) -> None:
     assert (run.returncode, run.stderr) == (1, "'missing.py' cannot be read: No such file or directory\n")
 
 
+def test_the_folder_of_an_environment_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sysconfig.get_path", {"purelib": str(tmp_path)}.__getitem__)
+    names = ["import_dragoman_mlserver.pth", "import_dragoman_mlserver.py"]
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", ["dragoman_mlserver", *arguments])
+        main()
+        return capsys.readouterr().out
+
+    assert run("--install") == f"wrote {names[0]} and {names[1]} in {tmp_path}\n"
+    assert sorted(each.name for each in tmp_path.iterdir()) == names
+    assert (tmp_path / names[0]).read_text() == "import import_dragoman_mlserver\n"
+    before = sys.meta_path[:]
+    try:
+        exec((tmp_path / names[1]).read_text(), {})
+        finder: Any = sys.meta_path[-1]
+    finally:
+        sys.meta_path[:] = before
+    assert finder.find_spec("mlserver.types") is None
+    assert finder.find_spec("mlserver").origin == dragoman_mlserver.mlserver.__file__
+    assert run("--uninstall") == f"removed {names[0]} and {names[1]} in {tmp_path}\n"
+    assert list(tmp_path.iterdir()) == []
+    run("--uninstall")
+    monkeypatch.setattr("sysconfig.get_path", {"purelib": str(tmp_path / "none")}.__getitem__)
+    message = f"'{tmp_path / 'none'}' cannot be changed: No such file or directory; use a virtual environment"
+    with pytest.raises(SystemExit, match=f"^{re.escape(message)}$"):
+        run("--install")
+    for arguments in ([], ["-x"]):
+        with pytest.raises(SystemExit, match=r"^usage: python -m dragoman_mlserver SCRIPT [^$]*undo --install$"):
+            run(*arguments)
+
+
 def test_every_script_of_an_environment_may_import_mlserver(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", symlinks=True)
     site = next((tmp_path / "venv").rglob("site-packages"))
@@ -645,6 +690,92 @@ def test_invalid_messages_name_the_tensor() -> None:
     assert grpc.ModelInferResponseConverter.from_types(response, use_raw=True).raw_output_contents == [b"\0\x38"]
     with pytest.raises(InvalidInput, match="'y': FP16 has no typed contents; set use_raw=True"):
         grpc.ModelInferResponseConverter.from_types(response)
+
+
+def test_responses_as_messages_of_grpc() -> None:
+    output = types.ResponseOutput(name="y", datatype="FP32", shape=[1], data=[0.5], parameters={"content_type": "np"})
+    response = types.InferenceResponse(
+        id="7", model_name="m", model_version="2", parameters={"a": 1, "b": [1]}, outputs=[output]
+    )
+    for use_raw, contents in ((False, []), (True, [b"\0\0\0\x3f"])):
+        message = grpc.ModelInferResponseConverter.from_types(response, use_raw=use_raw)
+        assert (message.model_name, message.model_version, message.id) == ("m", "2", "7")
+        assert list(message.raw_output_contents) == contents
+        again = grpc.ModelInferResponseConverter.to_types(message)
+        assert again.model_dump() == {**response.model_dump(), "parameters": {"a": 1}}
+        assert list(again.outputs[0].data) == [0.5]
+    bare = types.InferenceResponse(model_name="m", outputs=[])
+    message = grpc.ModelInferResponseConverter.from_types(bare)
+    assert message == grpc.ModelInferResponse(model_name="m")
+    again = grpc.ModelInferResponseConverter.to_types(message)
+    assert (again.model_version, again.parameters, again.outputs) == (None, None, [])
+    empty = types.InferenceRequest(inputs=[types.RequestInput(name="x", datatype="FP16", shape=[0, 2], data=[])])
+    message = grpc.ModelInferRequestConverter.from_types(empty, "m", use_raw=True)
+    del message.raw_input_contents[:]
+    assert message.model_version == ""
+    found = grpc.ModelInferRequestConverter.to_types(message)
+    assert (found.outputs, list(found.inputs[0].data), found.inputs[0].shape) == (None, [], [0, 2])
+    message.inputs[0].contents.int_contents.append(1)
+    with pytest.raises(InvalidInput, match="'x': "):
+        grpc.ModelInferRequestConverter.to_types(message)
+
+
+def test_parameters_as_messages_of_grpc() -> None:
+    parameters = types.Parameters(content_type="np", a=True, b=2, c=0.5, d={"e": 1}, f=[1])
+    message = grpc.ParametersConverter.from_types(parameters)
+    assert {name: each.WhichOneof("parameter_choice") for name, each in message.items()} == {
+        "content_type": "string_param",
+        "a": "bool_param",
+        "b": "int64_param",
+        "c": "double_param",
+    }
+    found = grpc.ParametersConverter.to_types(message)
+    assert found is not None
+    assert found.model_dump() == {"content_type": "np", "a": True, "b": 2, "c": 0.5}
+    assert grpc.ParametersConverter.to_types({}) is None
+
+
+def test_metadata_as_messages_of_grpc() -> None:
+    server = grpc.ServerMetadataResponse(name="s", version="1", extensions=["a", "b"])
+    assert grpc.ServerMetadataResponseConverter.to_types(server).model_dump() == {
+        "name": "s",
+        "version": "1",
+        "extensions": ["a", "b"],
+    }
+    kind = grpc.ModelMetadataResponse.TensorMetadata
+    x, y = kind(name="x", datatype="FP32", shape=[-1, 2]), kind(name="y", datatype="BYTES", shape=[1])
+    x.parameters["content_type"].string_param = "np"
+    model_ = grpc.ModelMetadataResponse(name="m", versions=["1", "2"], platform="p", inputs=[x], outputs=[y])
+    assert grpc.ModelMetadataResponseConverter.to_types(model_).model_dump() == {
+        "name": "m",
+        "versions": ["1", "2"],
+        "platform": "p",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2], "parameters": {"content_type": "np"}}],
+        "outputs": [{"name": "y", "datatype": "BYTES", "shape": [1]}],
+    }
+    bare = grpc.ModelMetadataResponseConverter.to_types(grpc.ModelMetadataResponse(name="m", platform="p"))
+    assert (bare.inputs, bare.outputs) == (None, None)
+
+
+def test_methods_of_the_stub() -> None:
+    class Channel:
+        def unary_unary(self, path: str, **functions: Any) -> Any:
+            return "unary", path, functions
+
+        def stream_stream(self, path: str, **functions: Any) -> Any:
+            return "stream", path, functions
+
+    stub = grpc.GRPCInferenceServiceStub(Channel())
+    names = "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelInfer RepositoryIndex"
+    for name in (*names.split(), "RepositoryModelLoad", "RepositoryModelUnload", "ModelStreamInfer"):
+        kind, path, functions = getattr(stub, name)
+        assert (kind, path) == ("stream" if "Stream" in name else "unary", f"/inference.GRPCInferenceService/{name}")
+        of = name.replace("Stream", "")
+        request, response = getattr(grpc, f"{of}Request"), getattr(grpc, f"{of}Response")
+        assert functions["request_serializer"](request()) == b""
+        assert functions["response_deserializer"](b"") == response()
+        assert type(functions["response_deserializer"](b"")) is response
+        assert functions["request_serializer"] == request.SerializeToString
 
 
 def test_raw_contents_of_tensors() -> None:

@@ -152,6 +152,14 @@ def test_what_clients_of_mlserver_rely_on_is_the_default_of_its_folders(
     assert settings_for([str(tmp_path)], {"responses_as": "", "forward_headers": "x-a"}).forward_headers == "x-a"
 
 
+@pytest.mark.parametrize("value", [True, "true", "True", "TRUE", 1, "1", False, "false", 0, "0", "", "2", "yes"])
+def test_values_of_switches(value: Any, tmp_path: Path) -> None:
+    """As pydantic reads them from JSON and from variables."""
+    is_set = value in (True, "true", "True", "TRUE", "1")
+    expected = {"log_format": "json" if is_set else "text"}
+    assert server_table({"use_structured_logging": value}, tmp_path) == expected
+
+
 def test_the_name_of_the_server_is_in_a_folder_above(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
