@@ -106,9 +106,11 @@ def _workers(value: Any) -> dict[str, Any]:
 
 def _cors(given: Any) -> dict[str, Any]:
     """Return our settings for the keywords of FastAPI's CORS middleware, whose defaults apply."""
-    options = parse_json(given) if isinstance(given, str) else dict(given)
+    options = dict(parse_json(given) if isinstance(given, str) else given)
     names = {"origins": "allow_origins", "methods": "allow_methods", "headers": "allow_headers"}
     lists = {ours: options.get(theirs) or [] for ours, theirs in {**names, "expose": "expose_headers"}.items()}
+    if not all(isinstance(values, list) for values in lists.values()):
+        raise TypeError
     lists["methods"] = lists["methods"] or ["GET"]
     return {
         **{f"cors_{name}": ",".join(values) for name, values in lists.items()},

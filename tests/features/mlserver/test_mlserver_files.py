@@ -83,6 +83,25 @@ def test_packages_of_runtimes_are_one_module(name: str, module: str) -> None:
         importlib.import_module(f"{name}.other")
 
 
+MODULES = {
+    **{f"codecs.{name}": "codecs.adapted" for name in ("base64", "datetime", "numpy", "pandas", "string")},
+    **{f"grpc.{name}": "grpc" for name in ("converters", "dataplane_pb2", "dataplane_pb2_grpc")},
+    "codecs.lists": "codecs.json",
+    "handlers.custom": "handlers",
+    "metrics.context": "metrics",
+    "version": "",
+    "types.dataplane": "types",
+    "types.model_repository": "types",
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_that_are_parts_of_others(name: str) -> None:
+    install()
+    whole = f"dragoman_mlserver.mlserver.{MODULES[name]}".removesuffix(".")
+    assert importlib.import_module(f"mlserver.{name}") is importlib.import_module(whole)
+
+
 def test_a_library_whose_files_have_any_name(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     for named, library in (
@@ -311,3 +330,6 @@ def test_what_clients_of_mlserver_read() -> None:
     assert DIALECT.unknown_to_load is not None
     assert DIALECT.unknown_to_load("m") == "Model m not found"
     assert (DIALECT.timeout, DIALECT.unloads_unknown) == ("none", False)
+    assert DIALECT.handlers_first
+    assert DIALECT.bare_streams
+    assert DIALECT.length_shapes

@@ -16,7 +16,14 @@ from dragoman.core.tensor import Tensor
 from dragoman.engine_setup import settings_for
 from dragoman.plugins import built_in_runtimes
 from dragoman_mlserver.fields import MODEL, PARAMETERS, SERVER, remarks_on
-from dragoman_mlserver.files import RUNTIMES, environment_paths, model_table, server_table
+from dragoman_mlserver.files import (
+    RUNTIMES,
+    UNSUPPORTED,
+    environment_paths,
+    model_table,
+    server_table,
+    unsupported_reason,
+)
 
 # As the documentation of MLServer 1.7 lists them.
 SERVER_FIELDS = """
@@ -93,9 +100,41 @@ def test_the_effect_of_every_field(table: dict[str, Field]) -> None:
     assert [(r.subject, r.effect) for r in unknown] == [("mine", "same" if table is PARAMETERS else "unused")]
 
 
+def test_what_is_said_about_every_field() -> None:
+    """The tables as kept: effect, note, our setting, and the default for which nothing is said."""
+    found = []
+    for file, table in (("settings.json", SERVER), ("model-settings.json", MODEL), ("parameters", PARAMETERS)):
+        for name, field in table.items():
+            setting = f" -> {field.setting}" if field.setting else ""
+            default = f" unless {json.dumps(field.default)}" if field.default is not None else ""
+            found.append(f"{file} {name} {field.effect}: {field.note}{setting}{default}".rstrip())
+    found += [f"implementation {name}: {unsupported_reason(f'{name}.any.Class')}" for name in UNSUPPORTED]
+    assert found == (Path(__file__).parent / "fields.txt").read_text().splitlines()
+
+
 @pytest.mark.parametrize(
     ("given", "expected_value"),
     [
+        (
+            {
+                "cors_settings": {
+                    "allow_methods": ["GET", "PUT"],
+                    "allow_headers": ["a", "b"],
+                    "expose_headers": ["c"],
+                    "allow_origin_regex": "https://.*",
+                    "max_age": "5",
+                }
+            },
+            {
+                "cors_origins": "",
+                "cors_origin_regex": "https://.*",
+                "cors_credentials": False,
+                "cors_methods": "GET,PUT",
+                "cors_headers": "a,b",
+                "cors_expose": "c",
+                "cors_max_age_s": 5,
+            },
+        ),
         ({"host": "0.0.0.0", "http_port": 1, "grpc_port": 2}, {"host": "0.0.0.0", "http_port": 1, "grpc_port": 2}),
         ({"server_name": "s", "gzip_enabled": False}, {"server_name": "s", "compress_responses": False}),
         ({"parallel_workers": 3}, {"replicas": 3}),
@@ -222,6 +261,15 @@ def test_ignored_fields_are_logged(name: str, tmp_path: Path, caplog: pytest.Log
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert f"'{name}' is ignored: " in record.getMessage()
+
+
+def test_cors_in_variables(tmp_path: Path) -> None:
+    found = server_table({"cors_settings": '{"allow_origins": ["a"]}'}, tmp_path)
+    assert (found["cors_origins"], found["cors_methods"]) == ("a", "GET")
+    lists = ("allow_origins", "allow_methods", "allow_headers", "expose_headers")
+    for given in ("{", "[1]", "5", 5, [1], {"max_age": "x"}, *({name: "https://a.org"} for name in lists)):
+        with pytest.raises(InvalidInput, match=r"settings.json: invalid value of 'cors_settings': "):
+            server_table({"cors_settings": given}, tmp_path)
 
 
 def test_variables_are_used_where_the_file_has_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,10 @@ import dragoman
 from dragoman.core.calls import Load, Request
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.system import process
-from dragoman_text.generation.folder import explain_error
+from dragoman_text.generation.folder import check, check_sizes, explain_error, weight_files
 from dragoman_text.runtimes.llm.model import LanguageModel
+
+from .test_generation_gguf_file import content, key, tensor
 
 INDEX = "model.safetensors.index.json"
 
@@ -152,3 +154,243 @@ def test_models_with_their_own_code_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
     error = ValueError("contains custom code ... pass `trust_remote_code=True`\nand more")
     assert "needs code of its own (auto_map in config.json), and no code" in explain_error(error, tmp_path)
+
+
+# --- the checks alone, without a framework: whole messages ---------------------------------------------------
+
+
+def weights(tensors: dict[str, Any], data: int = 0, *, length: int | None = None) -> bytes:
+    """A file of safetensors with these descriptions of tensors, and bytes of data."""
+    header = json.dumps(tensors).encode()
+    return (len(header) if length is None else length).to_bytes(8, "little") + header + bytes(data)
+
+
+A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+WHOLE = weights({"__metadata__": {"format": "pt"}, "a": A}, 8)
+LAYER = {"model_type": "llama", "num_hidden_layers": 1}
+PICKLES = "PyTorch's pickles, which can run code when they are loaded"
+CONVERT = "save it as safetensors, by save_pretrained of transformers on a machine where you trust it"
+SHARD = "model-00001-of-00002.safetensors"
+Files = dict[str, bytes | str | dict[str, Any]]
+FILES: Files = {"config.json": LAYER, "model.safetensors": WHOLE, "tokenizer.json": "{}"}
+UNKNOWN = "has no 'model_type', so it is not known what the model is; take the file that save_pretrained wrote"
+AGAIN = "but the weights have 1 tensors; copy the folder again"
+TRUNCATED = "model.safetensors in 'f' is truncated"
+UNREADABLE = f"{TRUNCATED}: its header cannot be read; copy it again"
+INVALID: list[tuple[Files, str]] = [
+    (
+        {"config.json": "", "adapter_config.json": "{}"},
+        "'f' is a LoRA adapter, not a model; put it into the folder 'adapters' of its base model and serve that",
+    ),
+    ({"config.json": "{}"}, f"config.json in 'f' {UNKNOWN}"),
+    ({"model.safetensors": ""}, "no weights found in 'f'; copy model.safetensors beside config.json"),
+    *(
+        ({"model.safetensors": "", name: b"x"}, f"'f' has no model.safetensors; the weights in {name} are {text}")
+        for name, text in (
+            ("pytorch_model-1.bin", f"{PICKLES}; {CONVERT}"),
+            ("consolidated.00.pth", f"{PICKLES}; {CONVERT}"),
+            ("a.gguf", "GGUF; serve that file instead of the folder"),
+            ("tf_model.h5", f"TensorFlow's; {CONVERT}"),
+            ("flax_model.msgpack", f"Flax's; {CONVERT}"),
+        )
+    ),
+    (
+        {"model.safetensors": "", SHARD: WHOLE},
+        f"'f' has {SHARD} but no {INDEX}; copy that file beside the weights",
+    ),
+    (
+        {"model.safetensors": "", INDEX: {"weight_map": {"a": "x", "b": "y"}}},
+        f"'f' lacks x, one of 2 missing files of {INDEX}; copy the folder again",
+    ),
+    ({"model.safetensors": "", INDEX: {}}, f"'f' names no files in {INDEX}; copy the folder again"),
+    (
+        {"model.safetensors": "", INDEX: {"weight_map": {"a": SHARD}}, SHARD: WHOLE[:-1]},
+        f"{SHARD} in 'f' is truncated: expected {len(WHOLE)} bytes, got {len(WHOLE) - 1}; copy it again",
+    ),
+    (
+        {"model.safetensors": b"version https://git-lfs.github.com"},
+        "model.safetensors in 'f' is a Git LFS pointer instead of weights; run `git lfs pull` there",
+    ),
+    (
+        {"model.safetensors": weights({"a": A}, 9)},
+        f"{TRUNCATED}: expected {len(weights({'a': A}, 8))} bytes, got {len(weights({'a': A}, 9))}; copy it again",
+    ),
+    ({"model.safetensors": weights({"__metadata__": {}}, 1)}, f"{TRUNCATED}: expected 28 bytes, got 29; copy it again"),
+    *(
+        ({"model.safetensors": data}, UNREADABLE)
+        for data in (
+            b"x",
+            b"\2\0\0\0\0\0\0",
+            weights({"a": A}, 8, length=1),
+            weights({"a": A}, 8, length=1 << 40),
+            weights({"a": {}}),
+            weights({"a": {"data_offsets": [0]}}),
+            weights({"a": {"data_offsets": 5}}),
+            weights({"a": {"data_offsets": [0, "x"]}}),
+            weights({"a": 5}),
+            b"\2\0\0\0\0\0\0\0[]",
+        )
+    ),
+    *(
+        ({"config.json": {"model_type": "m", name: 2}}, f"config.json in 'f' has {name} 2, {AGAIN}")
+        for name in (
+            *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_decoder_layers", "num_encoder_layers"),
+            *("encoder_layers", "decoder_layers", "num_blocks", "n_blocks", "depth"),
+        )
+    ),
+    *(
+        ({"config.json": {"model_type": "m", "of": {name: 3}}}, f"config.json in 'f' has {name} 3, {AGAIN}")
+        for name in ("num_experts", "num_local_experts", "n_routed_experts", "n_experts", "moe_num_experts")
+    ),
+    (
+        {"tokenizer.json": ""},
+        "no tokenizer found in 'f'; copy tokenizer.json, or tokenizer.model, and tokenizer_config.json beside "
+        "config.json",
+    ),
+]
+
+
+def folder_with(path: Path, files: Files) -> Path:
+    """Return the folder `f` with files; without those that are ""."""
+    folder = path / "f"
+    folder.mkdir()
+    for name, given in files.items():
+        data = json.dumps(given) if isinstance(given, dict) else given
+        if data:
+            (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
+    return folder
+
+
+@pytest.mark.parametrize(("files", "message"), INVALID)
+def test_messages_about_folders(tmp_path: Path, files: Files, message: str) -> None:
+    with pytest.raises(ModelFailed) as caught:
+        check(folder_with(tmp_path, {**FILES, **files}))
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        *(
+            {"tokenizer.json": "", name: "{}"}
+            for name in ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
+        ),
+        {"tokenizer.json": "", "tekken.json": "{}"},
+        {"adapter_config.json": "{}"},
+        {"model.safetensors": "", INDEX: {"weight_map": {"a": SHARD, "b": SHARD}}, SHARD: WHOLE},
+        {"config.json": {"model_type": "m", "of": {"num_experts": 2}}},  # parts of one tensor
+        {"config.json": {"model_type": "m", "num_heads": 99, "num_layers": "99"}},
+        {"model.safetensors": weights({"a": {**A, "data_offsets": [0, 4]}, "b": {**A, "data_offsets": [4, 8]}}, 8)},
+    ],
+)
+def test_folders_that_are_whole(tmp_path: Path, files: Files) -> None:
+    folder = folder_with(tmp_path, {**FILES, **files})
+    check(folder)
+    check_sizes(folder)
+    assert [path.name for path in weight_files(folder)] == [SHARD if INDEX in files else "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_files_of_tokenizers_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelFailed, match=rf"^{name} in 'f' cannot be read \(Expecting .*\); copy it from the model"):
+        check(folder_with(tmp_path, {**FILES, name: "{"}))
+
+
+def gguf(*keys: bytes, tensors: int = 1) -> bytes:
+    return content(keys, [tensor(f"t{at}", [1], 0, 32 * at) for at in range(tensors)], bytes(32 * tensors))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.gguf", gguf(), ""),
+        ("a.gguf", gguf(key("split.count", 4, 1), key("l.block_count", 4, 1), key("l.expert_count", 4, 4096)), ""),
+        ("a.gguf", gguf(key("l.block_count", 8, "2"), key("block_count", 4, 2)), ""),
+        (
+            "a.gguf",
+            b"version https://git-lfs",
+            "a.gguf is a Git LFS pointer instead of weights; run `git lfs pull` there",
+        ),
+        (
+            "a.gguf",
+            b"GGML",
+            "a.gguf is not a valid GGUF file: expected the bytes 'GGUF' at its start, got b'GGML'; copy it again",
+        ),
+        (
+            "a-00001-of-00002.gguf",
+            gguf(),
+            "a-00001-of-00002.gguf is one of several files; join them with `llama-gguf-split --merge`",
+        ),
+        (
+            "a.gguf",
+            gguf(key("split.count", 4, 2)),
+            "a.gguf is one of several files; join them with `llama-gguf-split --merge`",
+        ),
+        ("a.gguf", gguf(key("l.block_count", 4, 2)), "a.gguf has l.block_count 2, but 1 tensors; copy it again"),
+        (
+            "a.gguf",
+            gguf(key("l.expert_count", 4, 4097)),
+            "a.gguf has l.expert_count 4097, but 1 tensors; copy it again",
+        ),
+    ],
+)
+def test_messages_about_gguf_files(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    if not message:
+        check(tmp_path / name)
+        return
+    with pytest.raises(ModelFailed) as caught:
+        check(tmp_path / name)
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({}, "a\nb", "'f' cannot be loaded as a text model: a"),
+        ({}, " ", "'f' cannot be loaded as a text model: ValueError"),
+        (
+            {"quantization_config": {"quant_method": "q"}},
+            "a",
+            "'f' has weights quantized by 'q' (quantization_config in config.json), which cannot be run here: a; serve "
+            "the folder that it was made from",
+        ),
+        (
+            {"quantization_config": {}},
+            "a",
+            "'f' has weights quantized by 'unknown' (quantization_config in config.json), which cannot be run here: a; "
+            "serve the folder that it was made from",
+        ),
+        (
+            {"auto_map": {}},
+            "trust_remote_code",
+            "'f' needs code of its own (auto_map in config.json), and no code of a model is run; serve a model that "
+            "transformers knows by itself",
+        ),
+        ({"auto_map": {}}, "a", "'f' cannot be loaded as a text model: a"),
+        ({}, "trust_remote_code", "'f' cannot be loaded as a text model: trust_remote_code"),
+        (
+            {"model_type": "m"},
+            "Unrecognized configuration class",
+            "'f' is of the model_type 'm', for which transformers has no class that generates text",
+        ),
+        (
+            {"model_type": "m"},
+            "does not recognize this architecture",
+            "'f' is of the model_type 'm', which the installed transformers does not know; install a newer one, or "
+            "correct config.json",
+        ),
+        (
+            {},
+            "ignore_mismatched_sizes",
+            "'f' has weights of other shapes than config.json says; take both from the same place, and correct sizes "
+            "such as vocab_size and hidden_size",
+        ),
+    ],
+)
+def test_messages_about_errors(tmp_path: Path, config: dict[str, Any], error: str, message: str) -> None:
+    folder = folder_with(tmp_path, {"config.json": config, "a.gguf": b"x"})
+    assert explain_error(ValueError(error), folder) == message
+    first = error.split("\n")[0].strip() or "ValueError"
+    assert explain_error(ValueError(error), folder / "a.gguf") == f"'a.gguf' cannot be loaded as a text model: {first}"
