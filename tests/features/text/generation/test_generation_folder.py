@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ LAYER = {"model_type": "llama", "num_hidden_layers": 1}
 PICKLES = "PyTorch's pickles, which can run code when they are loaded"
 CONVERT = "save it as safetensors, by save_pretrained of transformers on a machine where you trust it"
 SHARD = "model-00001-of-00002.safetensors"
-Files = dict[str, bytes | str | dict[str, Any]]
+Files = Mapping[str, Any]  # bytes, text, or an object that is JSON
 FILES: Files = {"config.json": LAYER, "model.safetensors": WHOLE, "tokenizer.json": "{}"}
 UNKNOWN = "has no 'model_type', so it is not known what the model is; take the file that save_pretrained wrote"
 AGAIN = "but the weights have 1 tensors; copy the folder again"
