@@ -145,24 +145,42 @@ INLINE void gather_16(const tile *of, int64_t offset, words result[4])
 #endif
 }
 
-/* Add to each lane the products of its four unsigned bytes with four signed ones. wide: the unsigned ones may exceed 127,
- * otherwise the sum of two products fits into 16 bits. */
-INLINE integers dot(integers sums, words weights, const int8_t *values, int wide)
+/* Bytes of weights: unsigned and less than 128, so that the sum of two products fits into 16 bits; unsigned; signed. */
+enum { SMALL_BYTES, BYTES, SIGNED_BYTES };
+
+/* Whether `dot` takes signed weights. Otherwise 128 is added to them, which an offset takes away again. */
+#if defined(X86) && !defined(FORM_avx512_bf16)
+#define TAKES_SIGNED 1
+#else
+#define TAKES_SIGNED 0
+#endif
+
+/* Add to each lane the products of its four bytes with four signed ones, none of which is -128. */
+INLINE integers dot(integers sums, words weights, const int8_t *values, int kind)
 {
     int32_t four;
     memcpy(&four, values, 4);
 #if defined(FORM_avx512_bf16)
-    (void)wide;
+    (void)kind;
     return (integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(four));
 #elif defined(X86)
-    register_bits factors = X86(set1_epi32)(four);
-    if (!wide)
-        return sums + (integers)X86(madd_epi16)(X86(maddubs_epi16)((register_bits)weights, factors), X86(set1_epi16)(1));
-    register_bits even = X86(srai_epi16)(X86(slli_epi16)(factors, 8), 8), odd = X86(srai_epi16)(factors, 8);
-    sums += (integers)X86(madd_epi16)((register_bits)(weights & 0xff00ff), even);
-    return sums + (integers)X86(madd_epi16)((register_bits)(weights >> 8 & 0xff00ff), odd);
+    register_bits bytes = (register_bits)weights, factors = X86(set1_epi32)(four);
+    if (kind == BYTES) {
+        register_bits even = X86(srai_epi16)(X86(slli_epi16)(factors, 8), 8), odd = X86(srai_epi16)(factors, 8);
+        sums += (integers)X86(madd_epi16)((register_bits)(weights & 0xff00ff), even);
+        return sums + (integers)X86(madd_epi16)((register_bits)(weights >> 8 & 0xff00ff), odd);
+    }
+    if (kind == SIGNED_BYTES) { /* the factors take the signs: a sum of two products is at most 2 * 128 * 127 */
+#if WIDE_REGISTERS
+        factors = _mm512_mask_sub_epi8(factors, _mm512_movepi8_mask(bytes), _mm512_setzero_si512(), factors);
 #else
-    (void)wide, (void)four;
+        factors = _mm256_sign_epi8(factors, bytes);
+#endif
+        bytes = X86(abs_epi8)(bytes);
+    }
+    return sums + (integers)X86(madd_epi16)(X86(maddubs_epi16)(bytes, factors), X86(set1_epi16)(1));
+#else
+    (void)kind, (void)four;
     UNROLL for (int i = 0; i < 4; i++) sums += (integers)(weights >> 8 * i & 255) * (int32_t)values[i];
     return sums;
 #endif
@@ -247,8 +265,8 @@ INLINE void multiply_tiles(const int8_t *values, int64_t rows, const group *g, i
 }
 #endif
 
-/* Add a group to the totals. wide, halves: as in `dot` and `add_group`. */
-INLINE void multiply(const panel *of, int64_t number, const group *g, int32_t offset, int wide, int halves, int minima,
+/* Add a group to the totals. kind, halves: as in `dot` and `add_group`. */
+INLINE void multiply(const panel *of, int64_t number, const group *g, int32_t offset, int kind, int halves, int minima,
                      numbers *totals)
 {
     int64_t first = number * of->all_rows + of->first;
@@ -272,8 +290,8 @@ INLINE void multiply(const panel *of, int64_t number, const group *g, int32_t of
         integers low = (integers){0} - offset * sums[0], high = (integers){0} - offset * sums[1];
         UNROLL for (int i = 0; i < 4; i++)
         {
-            low = dot(low, g->weights[i], values + 4 * i, wide);
-            high = dot(high, g->weights[4 + i], values + 16 + 4 * i, wide);
+            low = dot(low, g->weights[i], values + 4 * i, kind);
+            high = dot(high, g->weights[4 + i], values + 16 + 4 * i, kind);
         }
         totals[row] = add_group(totals[row], g, low, high, scales[row], minima ? scaled[row] : 0, halves, minima);
     }
@@ -323,8 +341,9 @@ INLINE void product_32(int type, const tile *of, const panel *in, int64_t inputs
     int five = type == Q5_0 || type == Q5_1, eight = type == Q8_0 || type == Q8_Z;
     int64_t bits_at = zeros ? 3 : minima ? 4 : 2, integers_at = bits_at + 4 * five;
     int64_t bytes = integers_at + (eight ? 32 : 16);
-    int32_t offset = minima ? 0 : eight ? 128 : five ? 16 : 8;
-    uint32_t sign = type == Q8_0 ? 0x80808080 : 0;
+    int takes_signed = TAKES_SIGNED && type == Q8_0;
+    int32_t offset = minima || takes_signed ? 0 : eight ? 128 : five ? 16 : 8;
+    uint32_t sign = type == Q8_0 && !takes_signed ? 0x80808080 : 0;
     for (int64_t number = 0; number < inputs / GROUP; number++) {
         int64_t begin = number * bytes;
         group g;
@@ -344,7 +363,7 @@ INLINE void product_32(int type, const tile *of, const panel *in, int64_t inputs
         }
         if (five)
             UNROLL for (int i = 0; i < 8; i++) g.weights[i] |= upper_bits(bits, i);
-        multiply(in, number, &g, offset, eight, 0, minima, totals);
+        multiply(in, number, &g, offset, takes_signed ? SIGNED_BYTES : eight ? BYTES : SMALL_BYTES, 0, minima, totals);
     }
 }
 
@@ -373,7 +392,7 @@ INLINE void product_k(int type, const tile *of, const panel *in, int64_t inputs,
                 gather_16(of, begin + 16, bits), gather_16(of, begin + 32, bits + 4);
                 UNROLL for (int i = 0; i < 8; i++) g.weights[i] |= (bits[i] >> number & 0x1010101) << 4;
             }
-            multiply(in, block * 8 + number, &g, 0, 0, 0, 1, totals);
+            multiply(in, block * 8 + number, &g, 0, SMALL_BYTES, 0, 1, totals);
         }
     }
 }
@@ -399,7 +418,7 @@ INLINE void product_q6_k(const tile *of, const panel *in, int64_t inputs, number
                 words low = g.weights[i] >> quarter / 2 * 4 & 0xf0f0f0f;
                 g.weights[i] = low | (bits[i] >> 2 * quarter & 0x3030303) << 4;
             }
-            multiply(in, block * 8 + number, &g, 32, 0, 1, 0, totals);
+            multiply(in, block * 8 + number, &g, 32, SMALL_BYTES, 1, 0, totals);
         }
     }
 }

@@ -19,8 +19,10 @@
  * computes. For more: as many as keep the weights in the first-level cache. */
 #define SHORT_TURN 16
 #define LONG_TURN 256
-/* Steps by which a tile that reads one part of the columns prefetches its weights. */
-#define PREFETCHED_STEPS 24
+/* Weights are fetched as many steps before they are used by a tile that reads one part of several, and as many bytes before
+ * if a block has no parts: the core foresees neither well. */
+#define STEPS_AHEAD 24
+#define BYTES_AHEAD 4096
 
 #if defined(FORM_avx512_bf16)
 #define PAIR 2
@@ -74,12 +76,15 @@ INLINE floats load_weight(int kind, const char *from)
 INLINE void load_step(int kind, const char *weights, int64_t part_bytes, int64_t step, int first, int vectors,
                       floats found[BLOCK_VECTORS])
 {
+    const int columns = COLUMNS / PARTS, bytes = columns * step_bytes(kind);
+    UNROLL for (int i = 0; PARTS == 1 && i < bytes; i += 64)
+        __builtin_prefetch(weights + step * bytes + BYTES_AHEAD + i);
     UNROLL for (int i = 0; i < vectors; i++)
     {
-        int number = first + i, size = BLOCK_VECTORS / PARTS, columns = COLUMNS / PARTS;
+        int number = first + i, size = BLOCK_VECTORS / PARTS;
         const char *part = weights + part_bytes * (number / size);
-        if (vectors == 1) /* the core prefetches several parts at once fast enough, but not a single one */
-            __builtin_prefetch(part + (step + PREFETCHED_STEPS) * (columns * step_bytes(kind)));
+        if (PARTS > 1 && vectors == 1) /* the core fetches several parts at once fast enough */
+            __builtin_prefetch(part + (step + STEPS_AHEAD) * bytes);
         found[i] = load_weight(kind, part + (step * columns + number % size * LANES) * step_bytes(kind));
     }
 }

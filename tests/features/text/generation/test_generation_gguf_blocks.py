@@ -189,6 +189,18 @@ def test_every_bit(kind: str, form: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("form", available_forms())
+@pytest.mark.parametrize(
+    ("kind", "head"), [("Q4_Z", 3), ("Q8_Z", 3), ("Q4_0", 2), ("Q4_1", 4), ("Q5_0", 2), ("Q5_1", 4), ("Q8_0", 2)]
+)
+def test_largest_integers(kind: str, head: int, form: str) -> None:
+    """Sums of products of bytes fit into the registers' numbers of 16 bits."""
+    data = weights(kind, 4, 64)
+    data.reshape(4, 2, -1)[..., head:] = np.array([0, 0x7F, 0x80, 0xFF], np.uint8)[:, None, None]
+    inputs = np.array([np.ones(64), -np.ones(64), np.resize([1, -1], 64)], np.float32)
+    assert np.array_equal(multiply(form, [kind], [data], inputs), product(kind, data, inputs))
+
+
+@pytest.mark.parametrize("form", available_forms())
 @pytest.mark.parametrize("kind", FLOATS)
 def test_floating_point(kind: str, form: str) -> None:
     data, inputs = weights(kind, 83, 512), states(3, 512)
