@@ -300,7 +300,9 @@ def test_the_text_of_a_line(caplog: pytest.LogCaptureFixture) -> None:
         caller = Caller("", 'a "b"\nc', "10.0.0.9")
         log_change("load", caller, {"model": "m", "version": None, "url": "/srv/my models"})
         log_change("unload", Caller(), {"model": "m"}, ValueError())
+        log_change("load", Caller(), {"model": "m" * 2001})
     assert caplog.messages == [
         'load: model=m url="/srv/my models" key="a \\"b\\"\\nc" client=10.0.0.9 outcome=done',
         'unload: model=m key="" client="" outcome=failed reason=cancelled',
+        f'load: model={"m" * 2000} key="" client="" outcome=done',
     ]

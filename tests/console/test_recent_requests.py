@@ -115,6 +115,28 @@ async def test_the_access_log_and_recent_requests_together(tmp_path: Path) -> No
     assert "status=200" in line
 
 
+async def test_of_what_a_client_sends_little_is_quoted_and_kept(tmp_path: Path) -> None:
+    """A compressed body of a few KB may hold many MB."""
+    log, long = tmp_path / "access.log", "a" * (1 << 20)
+    x = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/Evaluate", {"name": long, "input": [[1]]}),
+        ("/v2/models/Doubler/infer", {"inputs": [x], "parameters": {"binary_data_output": long}}),
+        ("/v2/models/Doubler/infer", {"inputs": [{**x, "datatype": long}]}),
+        ("/v2/models/Doubler/infer", {"inputs": [x], "outputs": [{"name": long}]}),
+        ("/v2/models/Doubler/infer", {"inputs": [x], "parameters": {"timeout": long}}),
+    ]
+    async with serving(Doubler, **KEPT, access_log=str(log)) as server:
+        for path, body in bodies:
+            response = await server.request("POST", path, body)
+            assert (response.status, len(response.body) < 3000) == (400, True), response.body[:99]
+            assert b"aaaaaaaaaa" in response.body
+        assert len((await server.request("GET", "/console/requests")).body) < 8000
+    lines = log.read_text().splitlines()
+    assert len(lines) >= 5
+    assert max(map(len, lines)) < 800
+
+
 async def test_the_trace_of_a_request() -> None:
     with running_receiver() as receiver:
         async with serving(Doubler, **KEPT, tracing_endpoint=receiver.url) as server:

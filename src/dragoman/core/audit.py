@@ -11,6 +11,7 @@ from dragoman.system.logs import AUDIT
 log = logging.getLogger(AUDIT)
 # A value that is one word of a line.
 _WORD = re.compile(r"[!#-~]+")
+_MAX_CHARACTERS = 2000  # of a field
 
 
 def log_change(action: str, caller: Caller, fields: Mapping[str, object], error: BaseException | None = None) -> None:
@@ -21,7 +22,11 @@ def log_change(action: str, caller: Caller, fields: Mapping[str, object], error:
 
 def log_event(action: str, fields: Mapping[str, object]) -> None:
     """Log a line with these fields, which a log in JSON has as fields too; those that are None are left out."""
-    named = {name: value for name, value in fields.items() if value is not None}
+    named = {
+        name: value[:_MAX_CHARACTERS] if isinstance(value, str) else value
+        for name, value in fields.items()
+        if value is not None
+    }
     text = " ".join(f"{name}={_format(value)}" for name, value in named.items())
     log.info("%s: %s", action, text, extra={"action": action, **named})
 

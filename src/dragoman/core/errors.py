@@ -33,6 +33,8 @@ and RateLimited.
 import re
 from pathlib import Path
 
+_MAX_OF_CALLER = 2000  # characters of a message
+
 
 class DragomanError(Exception):
     """Base of all errors whose message is sent to clients.
@@ -50,9 +52,14 @@ class DragomanError(Exception):
 
 
 class CallerError(DragomanError):
-    """An error of the request."""
+    """An error of the request. Its message may quote what was sent, which may be long: the middle is left out then."""
 
     status = 400
+
+    @property
+    def message(self) -> str:
+        text = super().message
+        return text if len(text) <= _MAX_OF_CALLER else f"{text[: _MAX_OF_CALLER - 500]} ... {text[-500:]}"
 
 
 class InvalidInput(CallerError):

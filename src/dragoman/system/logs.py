@@ -16,6 +16,8 @@ from dragoman.system.request_context import log_fields
 AUDIT = "dragoman.audit"
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
+_MAX_CHARACTERS = 1 << 16  # of a message, and of a traceback
+
 # Characters that may end a line or control a terminal, except tabs: C0, DEL, C1 and two separators of Unicode.
 _CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if n != 9} | {0x2028: "\\u2028", 0x2029: "\\u2029"}
 _CONTROL |= {10: "\\n", 13: "\\r"}
@@ -40,13 +42,19 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (named by logging)
         ids = "".join(f" {name}={value}" for name, value in log_fields().items())
-        return f"{super().formatMessage(record)}{ids}".translate(_CONTROL)
+        return f"{_bounded(super().formatMessage(record))}{ids}".translate(_CONTROL)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        return _with_bars(super().formatException(ei))
+        return _with_bars(_bounded(super().formatException(ei)))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802
         return _with_bars(super().formatStack(stack_info))
+
+
+def _bounded(text: str) -> str:
+    """Return a text without its middle if it is long: it may quote a request of many MB, compressed to a few KB."""
+    half = _MAX_CHARACTERS // 2
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
 
 
 def _with_bars(text: str) -> str:
@@ -62,12 +70,12 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "pid": record.process,
-            "message": record.getMessage(),
+            "message": _bounded(record.getMessage()),
             **log_fields(),
             **{k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS},
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = _bounded(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
 
 

@@ -20,6 +20,8 @@ from dragoman.system.trace_context import PARENT, Sampler, Trace
 from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.response_writer import ForwardingWriter, ResponseWriter
 
+_MAX_NAME = 256  # characters; a body may name a model with a text of many MB, and records are kept
+
 
 class RequestRecord(msgspec.Struct):
     """A request and its response. Moments are on the monotonic clock, 0 if unknown; sizes are those of bodies.
@@ -51,7 +53,8 @@ class RequestRecord(msgspec.Struct):
 
     def set_call(self, request: Request[Any]) -> None:
         """Record which call the request makes; of several, the last one counts."""
-        self.call, self.named_model, self.named_version = request.times, request.model, request.version
+        self.call = request.times
+        self.named_model, self.named_version = request.model[:_MAX_NAME], request.version[:_MAX_NAME]
 
     @property
     def model(self) -> str:
