@@ -45,6 +45,15 @@ callable_object = Callable()
 """
 
 
+@pytest.mark.parametrize(
+    ("value", "is_set"), [("true", True), ("True", True), ("1", True), (1, True), ("FALSE", False), ("0", False)]
+)
+async def test_words_of_switches(tmp_path: Path, value: Any, is_set: bool) -> None:
+    async with serve(write_model(tmp_path, tgi_compat=value)) as server:
+        found = (await server.post("/invocations", {"inputs": "a b"})).json
+        assert isinstance(found, list) is is_set
+
+
 @pytest.mark.parametrize("name", ["good", "optional", "callable_object"])
 async def test_valid_formatter_functions(tmp_path: Path, name: str) -> None:
     path = write_model(tmp_path, input_formatter=f"mine.py:{name}", output_formatter=f"mine.py:{name}")

@@ -29,6 +29,7 @@ async def test_routes_of_vllm_and_sglang(name: str) -> None:
         for resets, path in enumerate((f"/{name}", f"/models/Caching/{name}"), 1):
             response = await server.post(path, b"", headers=TOKEN)
             assert (response.status, response.body) == (200, TEXTS[name])
+            assert response.headers["content-type"] == "text/plain; charset=utf-8"
             assert "x-ignored-parameters" not in response.headers
             assert server.model("Caching").resets == resets
         response = await server.post(f"/{name}?reset_running_requests=true&reset_external=", b"", headers=TOKEN)

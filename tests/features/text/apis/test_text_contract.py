@@ -112,6 +112,13 @@ def resolved(schema: Any, document: Any) -> Any:
 TAGS = ("OpenAI", "Anthropic", "Ollama", "TGI", "LMI")
 
 
+async def test_every_api_is_described(document: Any) -> None:
+    tags = {
+        tag for methods in document["paths"].values() for operation in methods.values() for tag in operation["tags"]
+    }
+    assert set(TAGS) <= tags
+
+
 @pytest.mark.parametrize("tag", TAGS)
 async def test_descriptions_of_routes(document: Any, tag: str) -> None:
     check(f"routes of {tag}", [*operations(document, tag)])
