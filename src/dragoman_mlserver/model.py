@@ -155,8 +155,8 @@ def load(spec: ModelSpec) -> Model:
         or not hasattr(model_class, "predict_stream")
     ):
         own = dict(spec.parameters.get("model_settings", {}).get("parameters") or {})
-        flat = {**own, **(own.pop("extra", None) or {})}
-        return plugins.runtime("python").load(replace(spec, target=model_class, parameters=flat))
+        extra = own.pop("extra", None) or {}
+        return plugins.runtime("python").load(replace(spec, target=model_class, parameters=own | extra))
     return MLServerModel(spec, model_class)
 
 

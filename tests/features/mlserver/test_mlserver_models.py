@@ -2,6 +2,8 @@
 
 import asyncio
 import importlib
+import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +24,22 @@ from dragoman.engine.engine import Engine
 from dragoman_mlserver import library
 from dragoman_mlserver.mlserver import ModelSettings, metrics, types
 from dragoman_mlserver.mlserver.cloudevents import EventHeaders
-from dragoman_mlserver.mlserver.runtimes import CatboostModel, LightGBMModel, SKLearnModel, XGBoostModel
+from dragoman_mlserver.mlserver.runtimes import (
+    CatboostModel,
+    LightGBMModel,
+    MLflowRuntime,
+    SKLearnModel,
+    TensorDictCodec,
+    XGBoostModel,
+)
 from dragoman_mlserver.model import dragoman_error, load, to_inference, to_inference_request
 from features.triton.repository import write
 
 MODELS = '''
+import json
+
+import dragoman
+import numpy as np
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.errors import ModelNotFound
@@ -85,14 +98,13 @@ class Wrong(MLModel):
         raise KeyError("mine")
 
 
-class Plain:
-    """No model of MLServer: the parameters are those of its settings."""
+class Plain(dragoman.Model):
+    """A class for Dragoman: it gets the parameters of the settings, with those of `extra` among them."""
 
-    def __init__(self, factor: float, uri: str) -> None:
-        self.factor = factor
+    placement = "inline"
 
-    def infer(self, x):
-        return x * self.factor
+    def infer(self, call):
+        return {"y": dragoman.Tensor.of(np.array([json.dumps(self.spec.parameters)], dtype=object))}
 '''
 FIELDS = {
     "seen": '"name": "seen", "platform": "p", "versions": ["v"], "parameters": {"version": "3", "content_type": "np"}',
@@ -100,6 +112,7 @@ FIELDS = {
     "streaming": '"name": "streaming", "inputs": [{"name": "x", "datatype": "FP64", "shape": [-1], '
     '"parameters": {"content_type": "np"}}], "outputs": [{"name": "y", "datatype": "FP64", "shape": [1]}]',
     "wrong": '"name": "wrong"',
+    "plain": '"name": "plain", "parameters": {"uri": "u", "format": "f", "extra": {"factor": 2.5, "format": "g"}}',
 }
 
 
@@ -133,6 +146,14 @@ async def test_what_a_model_sees(engine: Engine) -> None:
         "Ce-Modelid": "seen",
         "Ce-Type": "io.seldon.serving.inference.response",
     }
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_class_for_dragoman_gets_the_parameters(engine: Engine) -> None:
+    (output,) = (await ask(engine, "plain")).outputs.values()
+    found = json.loads(output.data.item())
+    assert found == {"uri": found["uri"], "factor": 2.5, "format": "g"}
+    assert found["uri"].endswith("u")
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -353,6 +374,80 @@ def answers(kind: Any, path: Path, *outputs: str, rows: Any = X[:4], **fields: A
 
 def values(output: types.ResponseOutput) -> Any:
     return output.to_tensor().data
+
+
+async def test_signatures_of_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def column(type_: str, name: str | None = None) -> Any:
+        return SimpleNamespace(name=name, type=SimpleNamespace(name=type_))
+
+    def schema(*items: Any) -> Any:
+        tensors = any(hasattr(each, "shape") for each in items)
+        named = any(each.name for each in items)
+        return SimpleNamespace(inputs=items, is_tensor_spec=lambda: tensors, has_input_names=lambda: named)
+
+    async def loaded(inputs: Any, outputs: Any, *, has_signature: bool = True) -> MLflowRuntime:
+        signature = SimpleNamespace(inputs=inputs, outputs=outputs) if has_signature else None
+        model = SimpleNamespace(metadata=SimpleNamespace(signature=signature))
+        monkeypatch.setitem(sys.modules, "mlflow.pyfunc", SimpleNamespace(load_model=lambda path: model))
+        monkeypatch.setitem(sys.modules, "mlflow.exceptions", SimpleNamespace(MlflowException=KeyError))
+        runtime = MLflowRuntime(
+            ModelSettings(name="m", implementation=MLflowRuntime, parameters={"uri": str(tmp_path)})
+        )
+        assert await runtime.load()
+        return runtime
+
+    def described(tensors: Any) -> list[str]:
+        return [f"{e.name} {e.datatype} {e.shape} {e.parameters.content_type}" for e in tensors]
+
+    types_ = ("boolean", "integer", "long", "float", "double", "string", "binary", "datetime", "Any")
+    columns = (*(column(each) for each in types_), SimpleNamespace(name="list", type=object()))
+    tensor = SimpleNamespace(name=None, type=np.dtype("float32"), shape=(-1, 2))
+    found = await loaded(schema(*columns), schema(tensor))
+    assert described(found.inputs) == [
+        "input-0 BOOL [-1, 1] np",
+        "input-1 INT32 [-1, 1] np",
+        "input-2 INT64 [-1, 1] np",
+        "input-3 FP32 [-1, 1] np",
+        "input-4 FP64 [-1, 1] np",
+        "input-5 BYTES [-1, 1] str",
+        "input-6 BYTES [-1, 1] base64",
+        "input-7 BYTES [-1, 1] datetime",
+        "input-8 BYTES [-1, 1] pd_json",
+        "list BYTES [-1, 1] pd_json",
+    ]
+    assert described(found.outputs) == ["output-0 FP32 [-1, 2] np"]
+    parameters = found.settings.parameters
+    assert parameters is not None
+    assert parameters.content_type == "pd"
+    for inputs, content_type in (
+        (schema(tensor), "np"),
+        (schema(SimpleNamespace(**{**vars(tensor), "name": "a"})), "dict"),
+        (None, None),
+    ):
+        found = await loaded(inputs, None)
+        parameters = found.settings.parameters
+        assert parameters is not None
+        assert (parameters.content_type, found.outputs) == (content_type, [])
+    assert (await loaded(None, None, has_signature=False)).inputs == []
+
+
+def test_requests_of_named_arrays() -> None:
+    arrays = {"a": np.array([1, 2], np.int32), "b": np.array([[0.5]])}
+    assert TensorDictCodec.can_encode(arrays)
+    assert not TensorDictCodec.can_encode({"a": [1]})
+    assert not TensorDictCodec.can_encode([arrays["a"]])
+    response = TensorDictCodec.encode_response("m", arrays, "2")
+    assert (response.model_name, response.model_version) == ("m", "2")
+    request = TensorDictCodec.encode_request(arrays)
+    for tensors, parameters in ((response.outputs, response.parameters), (request.inputs, request.parameters)):
+        assert [(each.name, each.datatype, each.shape) for each in tensors] == [
+            ("a", "INT32", [2, 1]),
+            ("b", "FP64", [1, 1]),
+        ]
+        assert parameters is not None
+        assert parameters.content_type == "dict"
+    decoded = TensorDictCodec.decode_response(response)
+    assert {name: each.tolist() for name, each in decoded.items()} == {"a": [[1], [2]], "b": [[0.5]]}
 
 
 def test_boosters_of_lightgbm(tmp_path: Path) -> None:

@@ -517,6 +517,28 @@ def test_a_codec_of_one_tensor_rejects_several() -> None:
         codecs.NumpyRequestCodec.decode_request(request)
 
 
+def test_errors_of_codecs_name_inputs_and_outputs() -> None:
+    wrong = {"name": "w", "datatype": "BYTES", "shape": [1], "data": ["?"], "parameters": {"content_type": "datetime"}}
+    request = types.InferenceRequest(inputs=[wrong])
+    response = types.InferenceResponse(model_name="m", outputs=[wrong])
+    with pytest.raises(InvalidInput, match=r"^input 'w': "):
+        codecs.PandasCodec.decode_request(request)
+    with pytest.raises(InvalidInput, match=r"^output 'w': "):
+        codecs.PandasCodec.decode_response(response)
+
+
+def test_a_request_of_one_tensor_is_decoded_once() -> None:
+    request = types.InferenceRequest(inputs=[NUMBERS.model_copy()])
+    found = codecs.NumpyRequestCodec.decode_request(request)
+    assert found.tolist() == [1, 2]
+    assert codecs.NumpyRequestCodec.decode_request(request) is found
+    response = types.InferenceResponse(model_name="m", outputs=[vars(NUMBERS)])
+    found = codecs.NumpyRequestCodec.decode_response(response)
+    assert codecs.NumpyRequestCodec.decode_response(response) is found
+    encoded = codecs.NumpyRequestCodec.encode_request(np.array([1, 2]))
+    assert [each.name for each in encoded.inputs] == ["input-1"]
+
+
 def test_encoded_tensors_have_the_shapes_of_mlserver_and_its_parameters() -> None:
     scalar = codecs.NumpyCodec.encode_output("n", np.array(7))
     assert (scalar.shape, scalar.data.root) == ([1], [7])
