@@ -375,8 +375,8 @@ def _adapt_calls(messages: _Messages, form: MessageForm) -> _Messages:
         text = message.get("content")
         if text and not form.text_beside_calls:
             adapted.append({name: value for name, value in message.items() if name != "tool_calls"})
-            message = {"role": message["role"], "content": None, "tool_calls": message["tool_calls"]}
-        elif not text and not (text == "" and form.empty_beside_calls):
+            message, text = {"role": message["role"], "tool_calls": message["tool_calls"]}, None
+        if not text and not (text == "" and form.empty_beside_calls):
             message["content"] = _MISSING[form.call_content]
         if form.parallel or len(calls) == 1:
             adapted.append(message)

@@ -1,7 +1,9 @@
 """Chat templates of each class: what they show, and conversations in the form that they take."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from dragoman import errors
 from dragoman.core.text import Chat, PartsText
 from dragoman_text.generation.chat_template import ChatTemplate, Piece
+from dragoman_text.generation.message_forms import MessageForm, adapt, probe, with_tools_as_text
 
 WEATHER = {
     "type": "function",
@@ -382,3 +385,284 @@ def test_control_tokens_in_tools_arguments_and_variables() -> None:
     assert sum(isinstance(piece, Piece) for piece in pieces) == 5
     assert pieces[-1] == "</s>"
     assert not isinstance(pieces[-1], Piece)
+
+
+# --- what a template shows: a function in its place, which lacks one thing at a time -----------------------------
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A template as a function, with what it shows and takes."""
+
+    texts: bool = True
+    parts: bool = False
+    system: bool = True
+    late: bool = True
+    second: bool = True
+    hides: str = ""  # a word that it leaves out
+    arguments: tuple[str, ...] = ("object", "text")
+    content: tuple[str, ...] = ("omitted", "null", "empty")
+    call_content: tuple[str, ...] = ("omitted", "null", "empty")
+    names: bool = False  # it needs those of results
+    ids: str = "any"
+    calls: int = 9
+    text_beside_calls: bool = True
+    reasoning: str = ""  # the name under which it reads it
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        lines = [json.dumps(list(tools))] if tools else []
+        lines += [self._line(message, messages[:at]) for at, message in enumerate(messages)]
+        text = "\n".join(lines)
+        return text.replace(self.hides, "") if self.hides else text
+
+    def _line(self, message: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> str:
+        role, content = message["role"], message.get("content", "")
+        if role == "system":
+            roles = [each["role"] for each in before]
+            is_late, is_second = "user" in roles, roles == ["system"]
+            if not self.system or (is_late and not self.late) or (is_second and not self.second):
+                return ""
+        if role == "tool" and self.names and message.get("name") != "zqfunction":
+            raise ValueError("a result without a name")
+        if isinstance(content, list):
+            content = " ".join(part["text"] for part in content) if self.parts else str(content)
+        elif content and not self.texts:
+            raise ValueError("a text")
+        calls = message.get("tool_calls", ())
+        if role == "assistant":
+            missing = "omitted" if "content" not in message else "null" if content is None else "empty"
+            taken = self.call_content if calls else self.content
+            text = content or ("" if missing in taken else "None")
+        else:
+            text = content
+        if calls and not self.text_beside_calls and text != "None":
+            text = ""
+        return f"{text} {message.get(self.reasoning, '')} " + " ".join(map(self._call, calls[: self.calls]))
+
+    def _call(self, call: Mapping[str, Any]) -> str:
+        known = {"any": "", "short": "[a-zA-Z0-9]{9}", "function": r"functions\.zqfunction:\d"}[self.ids]
+        if known and not re.fullmatch(known, call["id"]):
+            raise ValueError("an id")
+        assert call["type"] == "function"
+        arguments = call["function"]["arguments"]
+        if ("text" if isinstance(arguments, str) else "object") not in self.arguments:
+            return f"{call['function']['name']} {json.dumps(arguments) if isinstance(arguments, str) else arguments}"
+        text = arguments if isinstance(arguments, str) else " ".join(f"{k}={v}" for k, v in arguments.items())
+        return f"{call['function']['name']} {text}"
+
+
+WHOLE = MessageForm(text_arguments=True)
+
+
+@pytest.mark.parametrize(
+    ("template_", "expected"),
+    [
+        (Shown(), WHOLE),
+        (Shown(parts=True), replace(WHOLE, parts=True)),
+        (Shown(parts=True, texts=False), replace(WHOLE, parts=True, texts=False)),
+        (Shown(system=False), replace(WHOLE, system=False, late_system=False)),
+        (Shown(hides="zqsystem"), replace(WHOLE, system=False, late_system=False)),
+        (Shown(late=False), replace(WHOLE, late_system=False)),
+        (Shown(second=False), replace(WHOLE, late_system=False)),
+        *((Shown(hides=word), replace(WHOLE, tools=False)) for word in ("zqdescription", "zqmeaning")),
+        *(
+            (Shown(hides=word), MessageForm(tools=word != "zqkey" and word != "zqfunction", calls=False))
+            for word in ("zqfunction", "zqkey", "zqvalue1", "zqresult1")
+        ),
+        (Shown(arguments=("text",)), replace(WHOLE, arguments="text")),
+        (Shown(arguments=("object",)), replace(WHOLE, text_arguments=False)),
+        (Shown(content=("null",)), replace(WHOLE, content="null")),
+        (Shown(content=("empty", "null")), replace(WHOLE, content="null")),
+        (Shown(content=("empty",)), replace(WHOLE, content="empty")),
+        (Shown(content=()), replace(WHOLE, content="empty")),
+        (Shown(call_content=("null",)), replace(WHOLE, call_content="null", empty_beside_calls=False)),
+        (Shown(call_content=("empty",)), replace(WHOLE, call_content="empty")),
+        (Shown(call_content=("omitted", "null")), replace(WHOLE, empty_beside_calls=False)),
+        (Shown(names=True), replace(WHOLE, names=True)),
+        (Shown(ids="short"), replace(WHOLE, ids="short")),
+        (Shown(ids="function"), replace(WHOLE, ids="function")),
+        (Shown(ids="function", names=True), replace(WHOLE, ids="function", names=True)),
+        (Shown(calls=1), replace(WHOLE, parallel=False)),
+        (Shown(calls=0), MessageForm(calls=False)),
+        (Shown(hides="zqvalue2"), replace(WHOLE, parallel=False)),
+        (Shown(hides="zqresult2"), replace(WHOLE, parallel=False)),
+        (Shown(text_beside_calls=False), replace(WHOLE, text_beside_calls=False)),
+        (Shown(reasoning="reasoning_content"), replace(WHOLE, reasoning=True)),
+        (Shown(reasoning="thinking"), replace(WHOLE, reasoning=True)),
+    ],
+)
+def test_the_form_of_a_template(template_: Shown, expected: MessageForm) -> None:
+    assert probe(template_) == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (
+            MessageForm(),
+            {
+                "content": ["text"],
+                "system_messages": "anywhere",
+                "tools": True,
+                "tool_calls": True,
+                "parallel_tool_calls": True,
+                "tool_arguments": "object",
+                "null_content": "omitted",
+                "reasoning": False,
+            },
+        ),
+        (
+            MessageForm(texts=False, parts=True, late_system=False, tools=False, calls=False, reasoning=True),
+            {
+                "content": ["parts"],
+                "system_messages": "first",
+                "tools": False,
+                "tool_calls": False,
+                "parallel_tool_calls": False,
+                "reasoning": True,
+            },
+        ),
+        (
+            MessageForm(system=False, late_system=False, parallel=False, arguments="text", call_content="null"),
+            {
+                "content": ["text"],
+                "system_messages": "none",
+                "tools": True,
+                "tool_calls": True,
+                "parallel_tool_calls": False,
+                "tool_arguments": "text",
+                "null_content": "null",
+                "reasoning": False,
+            },
+        ),
+    ],
+)
+def test_the_description_of_a_form(form: MessageForm, expected: dict[str, Any]) -> None:
+    assert form.describe() == expected
+
+
+SYSTEM: Message = {"role": "system", "content": "Be brief."}
+PICTURE: Message = {"role": "user", "content": [{"type": "image", "base64": "x"}, {"type": "text", "text": "And now?"}]}
+TOOLS_AS_TEXT = """You can call these functions, each described by a JSON object:
+{"name": "weather", "description": "Weather of a city", "parameters": {"type": "object", "properties": \
+{"city": {"type": "string", "description": "Its name"}}}}
+{"name": "f"}
+To call a function, write a JSON object with its name and arguments, and wait for its result:
+<tool_call>
+{"name": "...", "arguments": {...}}
+</tool_call>"""
+
+
+def test_tools_as_text() -> None:
+    tools = [WEATHER, {"type": "function", "function": {"name": "f", "description": None}}]
+    whole: Message = {"role": "system", "content": TOOLS_AS_TEXT}
+    assert with_tools_as_text([QUESTION], tools) == [whole, QUESTION]
+    assert with_tools_as_text([], tools) == [whole]
+    assert with_tools_as_text([SYSTEM, QUESTION], tools) == [
+        {"role": "system", "content": f"Be brief.\n\n{TOOLS_AS_TEXT}"},
+        QUESTION,
+    ]
+    parts: Message = {"role": "system", "content": [{"type": "text", "text": "a"}]}
+    assert with_tools_as_text([parts], tools) == [
+        {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": TOOLS_AS_TEXT}]}
+    ]
+    assert with_tools_as_text([{"role": "system", "content": None}], tools) == [whole]
+
+
+def test_results_and_system_messages_in_front_of_the_next_text() -> None:
+    """In a template that shows neither calls nor system messages."""
+    form = MessageForm(system=False, late_system=False, calls=False)
+    answer: Message = {"role": "assistant", "content": "3 C"}
+    called = 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    response = "<tool_response>\n3 C\n</tool_response>"
+    found = adapt([SYSTEM, QUESTION, calls("Oslo", content="Well."), result("3 C"), PICTURE, answer, SYSTEM], form)
+    assert found == [
+        {"role": "user", "content": "Be brief.\n\nWeather?"},
+        {"role": "assistant", "content": called},
+        {"role": "user", "content": [{"type": "text", "text": response}, *PICTURE["content"]]},
+        answer,
+        {"role": "user", "content": "Be brief."},
+    ]
+    assert adapt([calls("Oslo"), result("3 C"), answer], form) == [
+        {"role": "assistant", "content": called.removeprefix("Well.\n")},
+        {"role": "user", "content": response},
+        answer,
+    ]
+    first = MessageForm(late_system=False)
+    assert adapt([SYSTEM, {**SYSTEM, "content": "In verse."}, QUESTION, SYSTEM, QUESTION], first) == [
+        {"role": "system", "content": "Be brief.\n\nIn verse."},
+        QUESTION,
+        {"role": "user", "content": "Be brief.\n\nWeather?"},
+    ]
+
+
+def test_calls_and_results_as_a_template_takes_them() -> None:
+    def adapted(*messages: Message, **fields: Any) -> list[Any]:
+        return adapt(messages, MessageForm(**fields))
+
+    call, other = ({"type": "function", "function": {"name": "weather", "arguments": {"city": c}}} for c in "ab")
+    given = calls("a", "b", ids=("1", "2"))
+    assert adapted(given, result("x", "1"), result("y", "2")) == [
+        {"role": "assistant", "tool_calls": [{"id": "1", **call}, {"id": "2", **other}]},
+        result("x", "1"),
+        result("y", "2"),
+    ]
+    assert adapted(given, result("y", "2"), result("x", "1"), parallel=False, call_content="null", names=True) == [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", **call}]},
+        {**result("x", "1"), "name": "weather"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "2", **other}]},
+        {**result("y", "2"), "name": "weather"},
+    ]
+    beside = calls("a", content="Well.", ids=("1",))
+    assert adapted(beside, text_beside_calls=False, call_content="empty", reasoning=True) == [
+        {"role": "assistant", "content": "Well."},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", **call}]},
+    ]
+    assert adapted(calls("a", content="", ids=("1",)), call_content="null")[0]["content"] == ""
+    assert (
+        adapted(calls("a", content="", ids=("1",)), call_content="null", empty_beside_calls=False)[0]["content"] is None
+    )
+    assert "content" not in adapted({"role": "assistant", "content": None})[0]
+    assert adapted({"role": "assistant"}, content="empty") == [{"role": "assistant", "content": ""}]
+    assert adapted({**QUESTION, "content": PartsText.of(["a", "b"])}, parts=True)[0]["content"] == [
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b"},
+    ]
+    assert adapted(QUESTION, texts=False)[0]["content"] == [{"type": "text", "text": "Weather?"}]
+    assert adapted({**QUESTION, "reasoning_content": "r"}) == [{**QUESTION, "reasoning_content": "r", "thinking": "r"}]
+    wrong = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]}
+    assert adapted(wrong)[0]["tool_calls"][0]["function"]["arguments"] == {"invalid_json": "[1]"}
+    assert adapted(wrong, text_arguments=True)[0]["tool_calls"][0]["function"]["arguments"] == "[1]"
+    empty = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}
+    assert adapted(empty)[0]["tool_calls"] == [{"id": "call00000", "function": {"name": "f", "arguments": {}}}]
+
+
+def test_ids_that_are_missing_or_of_another_form() -> None:
+    def ids(form: MessageForm, *messages: Message) -> list[Any]:
+        found = adapt(messages, form)
+        return [m.get("tool_call_id") or [c["id"] for c in m.get("tool_calls", ())] for m in found]
+
+    call: Message = {"function": {"name": "f", "arguments": "{}"}}
+    loop: list[Message] = [
+        {"role": "assistant", "tool_calls": [call, {**call, "id": ""}]},
+        {"role": "tool", "content": "x"},
+        {"role": "tool", "content": "y"},
+        {"role": "tool", "content": "z"},
+    ]
+    assert ids(MessageForm(), *loop) == [["call00000", "call00001"], "call00000", "call00001", []]
+    assert ids(MessageForm(ids="short"), *loop) == [["call00000", "call00001"], "call00000", "call00001", []]
+    functions = ["functions.f:0", "functions.f:1"]
+    assert ids(MessageForm(ids="function"), *loop) == [functions, *functions, []]
+    sent: list[Message] = [
+        {"role": "assistant", "tool_calls": [{**call, "id": "abcdefghi"}, {**call, "id": "f:7"}, {**call, "id": "é"}]},
+        {"role": "tool", "tool_call_id": "f:7", "content": "x"},
+        {"role": "tool", "content": "y"},
+        {"role": "tool", "tool_call_id": "other", "content": "z"},
+    ]
+    short = ids(MessageForm(ids="short"), *sent)
+    assert short[0][0] == short[2] == "abcdefghi"
+    assert short[0][1] == short[1]
+    assert [len(each) for each in short[0]] == [9, 9, 9]
+    assert len(set(short[0])) == 3
+    assert short[3] == "other"
+    assert ids(MessageForm(ids="function"), *sent)[0] == ["functions.f:0", "f:7", "functions.f:2"]
