@@ -454,8 +454,25 @@ def test_optional_inputs() -> None:
         assert response(maybe, *inputs) == f'{{"model_name":"m","outputs":[{NP_OUT}]}}'
     with pytest.raises(InputsNotFound, match=r"Input 'c' was not found\. Available inputs are 'a', 'b'."):
         response(maybe, NUMBERS.copy(), NUMBERS.copy(update={"name": "c"}))
-    with pytest.raises(InvalidInput, match="input 'a' is missing"):
+    with pytest.raises(InvalidInput, match=r"^input 'a' is missing: expected inputs 'a', 'b'$"):
         response(maybe, WORDS.copy())
+
+
+def test_the_metadata_choose_the_codec_of_an_argument() -> None:
+    async def shouted(self: Any, b: list[str]) -> list[str]:
+        return [each.upper() if isinstance(each, str) else each.decode() for each in b]
+
+    metadata = [{"name": "b", "datatype": "BYTES", "shape": [-1], "parameters": {"content_type": "base64"}}]
+    given = types.RequestInput(name="b", datatype="BYTES", shape=[1], data=["eA=="])
+    request = types.InferenceRequest(inputs=[given])
+    assert '"data":["x"]' in asyncio.run(model(shouted, inputs=metadata).predict(request)).model_dump_json()
+    assert '"data":["EA=="]' in response(shouted, given.model_copy())
+
+
+def test_names_of_datatypes() -> None:
+    names = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES".split()  # noqa: SIM905
+    assert [str(each) for each in types.Datatype] == names
+    assert [each.name for each in types.Datatype] == names
 
 
 def test_a_table_takes_the_inputs_that_no_other_parameter_names() -> None:
