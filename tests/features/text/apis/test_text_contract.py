@@ -362,6 +362,10 @@ def completions() -> Iterator[Exchange]:
     yield "/v1/embeddings", {"input": "a", "encoding_format": "base64", "dimensions": 2}
     for body in ({"prompt": "a b", "return_token_strs": True}, {"messages": [USER], "add_special_tokens": True}):
         yield "/tokenize", body
+    of: dict[str, Any] = {"model": "ReverseModel", "other": 1}
+    for body in ({"prompt": "a", "add_special_tokens": False}, {"messages": [USER], "return_token_strs": True}):
+        yield "/tokenize", {**body, **of}
+    yield "/detokenize", {"tokens": [1], **of}
     yield "/models/ReverseModel/v1/completions", {"prompt": "a"}
 
 
