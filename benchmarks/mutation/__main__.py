@@ -93,7 +93,7 @@ def _sample(mutants: Mutants, options: argparse.Namespace) -> list[int]:
 
 
 def _judge(mutant: Mutant, tree: Path, baseline: Baseline, folder: Path) -> Result:
-    """Run the tests that reach the mutated line, in the order of the baseline, until one fails or a minute has passed."""
+    """Run the tests that reach the mutated line, in the order of the baseline, until one fails or for a minute."""
     tests: dict[str, float] = {}
     total_s = 0.0
     for test in baseline.tests(mutant):
