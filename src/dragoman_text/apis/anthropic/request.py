@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import InvalidValueError, ValueKind, check_value, flag, format_value, integer, number
+from dragoman.core.sampling import InvalidValueError, ValueKind, check_value, flag, format_value, number
 from dragoman.core.text import PartsText
 from dragoman.protocols.parameters import (
     Parameter,
@@ -83,7 +83,7 @@ CONVERSATION: Mapping[str, Parameter] = {
 }
 PARAMETERS: Mapping[str, Parameter] = {
     **CONVERSATION,
-    "max_tokens": sets("max_new_tokens", integer(1)),
+    "max_tokens": sets("max_new_tokens"),
     "stop_sequences": sets("stop"),
     "temperature": sets("temperature", number(0.0, 1.0)),
     "top_p": sets("top_p"),

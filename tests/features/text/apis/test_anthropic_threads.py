@@ -68,6 +68,11 @@ async def test_a_response_that_continues_a_message_is_one_message_of_the_thread(
     assert (await server.post("/v1/messages", message(following(first), user("c")))).status == 200
     text = first.json["content"][0]["text"]
     assert await prompt_of(server) == f"user: a b assistant: so {text} user: c"
+    blocks = [{"type": "text", "text": "x"}, {"type": "text", "text": "so "}]
+    first = await server.post("/v1/messages", message(CREATE, user("a b"), {"role": "assistant", "content": blocks}))
+    assert (await server.post("/v1/messages", message(following(first), user("c")))).status == 200
+    text = first.json["content"][0]["text"]
+    assert await prompt_of(server) == f"user: a b assistant: x\nso {text} user: c"
 
 
 async def test_errors_name_the_message_of_the_request(server: TextServer) -> None:

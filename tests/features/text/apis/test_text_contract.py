@@ -288,6 +288,10 @@ ASKED = {
     "role": "assistant",
     "tool_calls": [{"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
 }
+ASKED_IN_WORDS = {
+    "role": "assistant",
+    "tool_calls": [{"id": "t", "type": "custom", "custom": {"name": "c", "input": "i"}}],
+}
 ANSWERED = {"role": "tool", "tool_call_id": "t", "content": "rain"}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
@@ -320,6 +324,7 @@ def chats() -> Iterator[Exchange]:
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
     for messages in (
         [USER, ASKED, ANSWERED, USER],
+        [USER, ASKED_IN_WORDS, ANSWERED],
         [{"role": "system", "content": "s"}, {"role": "developer", "content": [{"type": "text", "text": "d"}]}, USER],
         [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
         [{"role": "user", "content": [{"type": "text", "text": "a"}, image], "name": "me"}],
