@@ -185,13 +185,18 @@ _PATHS: Mapping[str, tuple[str, bytes, tuple[str, ...]]] = {
 }
 
 
+def _size(name: str) -> int:
+    """Return the size of a body, which is limited to less than a body in general except for UM-Bridge."""
+    return 60 * _MIB if name.startswith("umbridge") else _JSON
+
+
 _OTHERS = [
     _attack(
         f"{name}-{kind}",
-        f"16 MiB of `{filler.decode()},...` to {path}",
+        f"{_size(name) // _MIB} MiB of `{filler.decode()},...` to {path}",
         path,
-        partial(fill, head, filler, b"}" * head.count(b"{"), _JSON),
-        _JSON,
+        partial(fill, head, filler, b"}" * head.count(b"{"), _size(name)),
+        _size(name),
         models,
         # The tensors, and the list that is parsed.
         tensor_bytes=8 * _MIB * _FP64 * (_TENSORS + 1) if (name, kind) == ("invocations", "numbers") else 0,
@@ -213,21 +218,21 @@ _MORE = [
     _attack("invocations-keys", "16 MiB of keys", "/invocations", partial(keys, _JSON), _JSON, ("doubled",)),
     _attack(
         "umbridge-vector",
-        "a vector of 16 MiB",
+        "a vector of 60 MiB",
         "/Evaluate",
-        partial(fill, b'{"name":"vector","config":{"n":4},"input":[', b"1", b"]}", _JSON),
-        _JSON,
+        partial(fill, b'{"name":"vector","config":{"n":4},"input":[', b"1", b"]}", 60 * _MIB),
+        60 * _MIB,
         ("doubled", "vector"),
-        tensor_bytes=_JSON + 8 * _MIB * _FP64,  # the body is there while it is parsed
+        tensor_bytes=60 * _MIB + 30 * _MIB * _FP64,  # the body is there while it is parsed
     ),
     _attack(
         "umbridge-sens",
-        "a vector `sens` of 16 MiB",
+        "a vector `sens` of 60 MiB",
         "/Gradient",
-        partial(fill, b'{"name":"vector","input":[[1]],"sens":', b"1", b"}", _JSON),
-        _JSON,
+        partial(fill, b'{"name":"vector","input":[[1]],"sens":', b"1", b"}", 60 * _MIB),
+        60 * _MIB,
         ("doubled", "vector"),
-        tensor_bytes=_JSON + 8 * _MIB * _FP64,  # the body is there while it is parsed
+        tensor_bytes=60 * _MIB + 30 * _MIB * _FP64,  # the body is there while it is parsed
     ),
     _attack(
         "tool-arguments",

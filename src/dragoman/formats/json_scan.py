@@ -4,6 +4,7 @@ Parsers hold the interpreter lock until they finish and take tens of bytes for a
 in blocks, each of which takes a few milliseconds at most.
 """
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,8 +13,12 @@ from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput, TooLarge
 from dragoman.formats.policy import Policy
 
-BINARY = "; send large tensors as binary data to /v2/models/{model}/infer"
+_BINARY = "; send large tensors as binary data to /v2/models/{model}/infer"
 _BLOCK = 1 << 18  # performance only: bytes scanned at a time
+
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_MOST_MARKS = 200  # of a long object
+_MOST_SPACE = 1000  # behind a value of a long object; with more it is not valid
 
 _STEPS = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]] = 1
@@ -23,7 +28,7 @@ _LISTS[[ord("["), ord("{")]] = True
 _VALUES = _LISTS.copy()  # characters that come with one more value each
 _VALUES[ord(",")] = True
 _LISTS[ord(":")] = True  # a member of an object is no element
-_QUOTE = ord('"')
+_QUOTE, _COLON, _COMMA = b'":,'
 
 
 def check_json(text: bytes, policy: Policy, *, elements: bool = True) -> None:
@@ -32,7 +37,7 @@ def check_json(text: bytes, policy: Policy, *, elements: bool = True) -> None:
     elements: whether each element counts as a value, or only lists, objects and members of objects, as in documents
     with long arrays of numbers. Raises TooLarge or InvalidInput.
     """
-    check_size(text, policy, "" if elements else BINARY)
+    check_size(text, policy, "" if elements else _BINARY)
     if len(text) > policy.max_json_values and count_values(text, elements=elements) > policy.max_json_values:
         raise InvalidInput(
             f"too many values in JSON: expected at most {policy.max_json_values} (max_json_values), got more"
@@ -67,6 +72,49 @@ def nests_deeper(text: bytes, limit: int) -> bool:
                 return True
             depth = int(depths[-1])
     return False
+
+
+def split_members(text: bytes) -> list[tuple[bytes, memoryview]]:
+    """Return the keys and values of a JSON object as they are in its text, found block by block.
+
+    Only brackets and strings are looked at: keys and values may be invalid. Raises ValueError for a text that cannot be
+    an object, or has a hundred members.
+    """
+    marks: list[tuple[int, int]] = []  # places of the colons and commas between members, and of the end of the object
+    depth = at = 0
+    for codes in _scan_blocks(text):
+        steps = _STEPS[codes]
+        depths = np.cumsum(steps, dtype=np.int32)
+        depths += depth
+        is_between = (depths == 1) & ((codes == _COLON) | (codes == _COMMA))
+        found = np.flatnonzero(is_between | ((depths == 0) & (steps < 0)))
+        if len(marks) + found.size > _MOST_MARKS:
+            raise ValueError("too many members")
+        marks += zip((found + at).tolist(), codes[found].tolist(), strict=True)
+        depth, at = int(depths[-1]), at + codes.size
+    start = text.find(b"{")
+    ends = [place for place, code in marks if code in b"}]"]
+    if start < 0 or text[:start].strip() or len(ends) != 1 or text[ends[0] + 1 :].strip():
+        raise ValueError("not a JSON object")
+    members: list[tuple[bytes, memoryview]] = []
+    whole, begin, colon = memoryview(text), start + 1, -1
+    for place, code in marks:
+        if code == _COLON and colon < 0:
+            colon = place
+        elif code != _COLON:
+            if colon < 0:
+                raise ValueError("a member without a value")
+            members.append((text[begin:colon], _strip(whole[colon + 1 : place])))
+            begin, colon = place + 1, -1
+    return members
+
+
+def _strip(text: memoryview) -> memoryview:
+    space = _SPACE.match(text)
+    first, end = space.end() if space else 0, len(text)
+    while end > first and text[end - 1] in b" \t\r\n" and end > len(text) - _MOST_SPACE:
+        end -= 1
+    return text[first:end]
 
 
 def count_values(text: bytes, *, elements: bool = True) -> int:

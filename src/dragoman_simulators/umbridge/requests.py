@@ -13,13 +13,14 @@ from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vector_binding import require_finite
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_array
-from dragoman.formats.json_scan import BINARY, check_json, check_size
+from dragoman.formats.json_scan import check_json, split_members
 from dragoman.formats.policy import Policy
 
 VECTORS = ("sens", "vec")
 INDICES = ("outWrt", "inWrt", "inWrt1", "inWrt2")
 _OPEN, _CLOSE, _COMMA = b"[],"
 _SPACE, _CLOSING = re.compile(rb"[ \t\r\n]*"), re.compile(rb"\]")
+_SPLIT_BYTES = 16 << 20
 _DESCRIBED_BYTES = 2 << 20  # while Python's parser reads a text, no other thread runs: 100 ms for this one
 _FLAT_DEPTH = 3  # of a request whose config does not nest
 
@@ -66,6 +67,7 @@ class _Outline(UmBridgeRequest):
 
 _FLAT_REQUEST = msgspec.json.Decoder(_FlatRequest)
 _OUTLINE = msgspec.json.Decoder(_Outline)
+_NAME = msgspec.json.Decoder(str)
 _CONFIG = msgspec.json.Decoder(dict[str, Any] | None)
 _VECTOR = msgspec.json.Decoder(list[float])
 _KINDS: Mapping[type, str] = {
@@ -82,19 +84,32 @@ _KINDS: Mapping[type, str] = {
 def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """Parse the body of a request. Raises InvalidInput if it is not JSON or has no valid name.
 
-    Raises TooLarge if it is too long. The number of values is limited in its config, and by the limits of tensors in
-    its vectors.
+    The limits of JSON hold for its config, and the limits of tensors for its vectors, which have no other form.
     """
-    check_size(text, policy, BINARY)
     try:
         if len(text) < LONG and policy.max_json_depth >= _FLAT_DEPTH:
             return _to_arrays(_FLAT_REQUEST.decode(text))
     except PARSER_ERRORS:
         pass
     request = None
-    with contextlib.suppress(*PARSER_ERRORS):
-        request = _parse_outline(_OUTLINE.decode(text), policy)
+    with contextlib.suppress(*PARSER_ERRORS, ValueError):
+        outline = _OUTLINE.decode(text) if len(text) <= _SPLIT_BYTES else _outline_of_members(text)
+        request = _parse_outline(outline, policy)
     return request or _parse_lenient(text, policy)
+
+
+def _outline_of_members(text: bytes) -> _Outline:
+    """Return the outline of a long request: the parser that skips vectors keeps the interpreter lock meanwhile.
+
+    Raises ValueError or an error of the parser.
+    """
+    members = split_members(text)
+    short = [key + b":" + (bytes(value) if len(value) <= LONG else b"0") for key, value in members]
+    outline = _OUTLINE.decode(b"{" + b",".join(short) + b"}")
+    for key, value in members:
+        if len(value) > LONG and (name := _NAME.decode(key)) in ("input", "config", *VECTORS):
+            setattr(outline, name, value)
+    return outline
 
 
 def _parse_outline(outline: _Outline, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest | None:
@@ -137,23 +152,30 @@ def _checked_values(
 
 
 def parse_vectors(text: memoryview, most: int = 1 << 62) -> list[Array] | None:
-    """Parse an array of vectors, which is valid JSON, up to `most` of them; None if it contains anything else."""
-    if text[0] != _OPEN:
+    """Parse an array of vectors, up to `most` of them; None if it is anything else."""
+    if not _is(text, 0, _OPEN):
         return None
     vectors: list[Array] = []
     at = _skip_space(text, 1)
-    while text[at] == _OPEN and len(vectors) < most:
-        closing = _CLOSING.search(text, at)
-        assert closing is not None
-        end = closing.end()
-        vector = parse_vector(text[at:end])
+    is_empty = _is(text, at, _CLOSE)
+    while not is_empty:
+        if not _is(text, at, _OPEN) or (closing := _CLOSING.search(text, at)) is None:
+            return None
+        if len(vectors) == most:
+            return vectors
+        vector = parse_vector(text[at : closing.end()])
         if vector is None:
             return None
         vectors.append(vector)
-        at = _skip_space(text, end)
-        if text[at] == _COMMA:
-            at = _skip_space(text, at + 1)
-    return vectors if text[at] == _CLOSE or len(vectors) == most else None
+        at = _skip_space(text, closing.end())
+        if not _is(text, at, _COMMA):
+            break
+        at = _skip_space(text, at + 1)
+    return vectors if _is(text, at, _CLOSE) and _skip_space(text, at + 1) == len(text) else None
+
+
+def _is(text: memoryview, at: int, character: int) -> bool:
+    return at < len(text) and text[at] == character
 
 
 def _skip_space(text: memoryview, at: int) -> int:
@@ -163,11 +185,15 @@ def _skip_space(text: memoryview, at: int) -> int:
 
 
 def parse_vector(text: memoryview) -> Array | None:
-    """Parse a flat array of numbers, which is valid JSON, also with 1e999; None if it contains anything else."""
+    """Parse a flat array of numbers, also with 1e999; None if it is anything else."""
     try:
         if len(text) < LONG:
             return np.array(_VECTOR.decode(text), np.float64)
-        return parse_array("", FP64, text, literal=True, null=False) if text[0] == _OPEN else None
+        return (
+            parse_array("", FP64, text, literal=True, null=False)
+            if _is(text, 0, _OPEN) and text[-1] == _CLOSE
+            else None
+        )
     except (InvalidInput, *PARSER_ERRORS):
         return None
 
