@@ -94,7 +94,7 @@ def split_members(text: bytes) -> list[tuple[bytes, memoryview]]:
         depth, at = int(depths[-1]), at + codes.size
     start = text.find(b"{")
     ends = [place for place, code in marks if code in b"}]"]
-    if start < 0 or text[:start].strip() or len(ends) != 1 or text[ends[0] + 1 :].strip():
+    if start < 0 or text[:start].strip() or len(ends) != 1 or text[ends[0] :].strip() != b"}":
         raise ValueError("not a JSON object")
     members: list[tuple[bytes, memoryview]] = []
     whole, begin, colon = memoryview(text), start + 1, -1
