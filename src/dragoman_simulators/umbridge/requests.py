@@ -68,6 +68,7 @@ class _Outline(UmBridgeRequest):
 _FLAT_REQUEST = msgspec.json.Decoder(_FlatRequest)
 _OUTLINE = msgspec.json.Decoder(_Outline)
 _NAME = msgspec.json.Decoder(str)
+_RAW = msgspec.json.Decoder(msgspec.Raw)
 _CONFIG = msgspec.json.Decoder(dict[str, Any] | None)
 _VECTOR = msgspec.json.Decoder(list[float])
 _KINDS: Mapping[type, str] = {
@@ -103,12 +104,18 @@ def _outline_of_members(text: bytes) -> _Outline:
 
     Raises ValueError or an error of the parser.
     """
-    members = split_members(text)
-    short = [key + b":" + (bytes(value) if len(value) <= LONG else b"0") for key, value in members]
+    short, long = list[bytes](), dict[str, memoryview]()
+    for key, value in split_members(text):
+        name = _NAME.decode(key)
+        if name in long:  # the last one counts, but all have to be valid
+            _RAW.decode(long.pop(name))
+        is_long = len(value) > LONG and name in ("input", "config", *VECTORS)
+        short.append(key + b":" + (b"0" if is_long else bytes(value)))
+        if is_long:
+            long[name] = value
     outline = _OUTLINE.decode(b"{" + b",".join(short) + b"}")
-    for key, value in members:
-        if len(value) > LONG and (name := _NAME.decode(key)) in ("input", "config", *VECTORS):
-            setattr(outline, name, value)
+    for name, value in long.items():
+        setattr(outline, name, value)
     return outline
 
 
