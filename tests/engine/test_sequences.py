@@ -66,7 +66,6 @@ async def test_each_sequence_has_its_own_state() -> None:
         ({"sequence_id": ""}, "must specify a non-zero or non-empty correlation ID"),
         ({"sequence_id": 3}, f"^inference request for sequence 3 to model 'Total' {START}$"),
         ({"sequence_id": "a"}, f"^inference request for sequence a to model 'Total' {START}$"),
-        ({"sequence_id": "a" * 1025}, "'sequence_id': expected at most 1024 characters, got 1025"),
         ({"sequence_id": -1}, "'sequence_id': expected a positive integer below 2\\^64 or text, got -1"),
         ({"sequence_id": 1 << 64}, "'sequence_id': expected a positive integer below 2\\^64 or text, got 18446744"),
         ({"sequence_id": True}, "'sequence_id': expected a positive integer below 2\\^64 or text, got True"),

@@ -12,7 +12,6 @@ from dragoman.core.options import Option
 
 # Hexadecimal digits of a derived id: 60 bits, which fit into every datatype of 64.
 _ID_DIGITS = 15
-_MAX_ID = 1024  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +60,7 @@ class SequenceStep(msgspec.Struct):
 
 
 def parse_id(value: object) -> int | str:
-    """Return the parameter `sequence_id`. Raises InvalidInput unless it is an unsigned number of 64 bits or a text."""
-    if isinstance(value, str) and len(value) > _MAX_ID:  # it is kept as long as the sequence
-        raise InvalidInput(f"parameter 'sequence_id': expected at most {_MAX_ID} characters, got {len(value)}")
+    """Return the parameter `sequence_id`. Raises InvalidInput unless it is an unsigned number of 64 bits or text."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64):
         return value
     raise InvalidInput(f"parameter 'sequence_id': expected a positive integer below 2^64 or text, got {value!r:.64}")
