@@ -76,7 +76,7 @@ def tensor_from_json(
 def _many_texts(text: bytes, count: int) -> bytes | None:
     """Return the raw encoding of a JSON array of `count` texts, None for anything else.
 
-    It is parsed in pieces, if no text has an escaped quote, and encoded here: an object for each text would take ten
+    It is parsed in pieces, if no text has an escape, and encoded here: an object for each text would take ten
     times the memory, no other thread runs while a text is parsed, and the event loop would encode them for a process.
     """
     lists = (b"[%b]" % piece for piece in pieces(memoryview(text)[1:-1], b'",')) if b"\\" not in text else (text,)

@@ -11,7 +11,7 @@ from dragoman.formats.json_numbers import pieces
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Buffer, Policy
 
-# Documents with more members are parsed at once: an object for each would take longer than the others wait.
+# A document with more members is parsed at once: to split them takes longer than to parse them.
 _MANY_MEMBERS = 1000
 
 

@@ -109,9 +109,15 @@ def split_members(text: bytes) -> list[tuple[bytes, memoryview]]:
     return members
 
 
+def skip_space(text: memoryview, at: int) -> int:
+    """Return where the white space of JSON that begins at a place ends."""
+    space = _SPACE.match(text, at)
+    assert space is not None
+    return space.end()
+
+
 def _strip(text: memoryview) -> memoryview:
-    space = _SPACE.match(text)
-    first, end = space.end() if space else 0, len(text)
+    first, end = skip_space(text, 0), len(text)
     while end > first and text[end - 1] in b" \t\r\n" and end > len(text) - _MOST_SPACE:
         end -= 1
     return text[first:end]

@@ -13,15 +13,16 @@ from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vector_binding import require_finite
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_array
-from dragoman.formats.json_scan import check_json, split_members
+from dragoman.formats.json_scan import check_json, skip_space, split_members
 from dragoman.formats.policy import Policy
 
 VECTORS = ("sens", "vec")
 INDICES = ("outWrt", "inWrt", "inWrt1", "inWrt2")
 _OPEN, _CLOSE, _COMMA = b"[],"
-_SPACE, _CLOSING = re.compile(rb"[ \t\r\n]*"), re.compile(rb"\]")
-_SPLIT_BYTES = 16 << 20
-_DESCRIBED_BYTES = 2 << 20  # while Python's parser reads a text, no other thread runs: 100 ms for this one
+_CLOSING = re.compile(rb"\]")
+# Longer requests are split before they are parsed, and only others are parsed again to find out what is wrong: while a
+# parser reads a text, no other thread runs, up to 100 ms for this many bytes.
+_LONG_BYTES = 2 << 20
 _FLAT_DEPTH = 3  # of a request whose config does not nest
 
 
@@ -94,27 +95,24 @@ def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | Inv
         pass
     request = None
     with contextlib.suppress(*PARSER_ERRORS, ValueError):
-        outline = _OUTLINE.decode(text) if len(text) <= _SPLIT_BYTES else _outline_of_members(text)
+        outline = _OUTLINE.decode(text) if len(text) <= _LONG_BYTES else _outline_of_members(text)
         request = _parse_outline(outline, policy)
     return request or _parse_lenient(text, policy)
 
 
 def _outline_of_members(text: bytes) -> _Outline:
-    """Return the outline of a long request: the parser that skips vectors keeps the interpreter lock meanwhile.
-
-    Raises ValueError or an error of the parser.
-    """
-    short, long = list[bytes](), dict[str, memoryview]()
+    """Return the outline of a long request. Raises ValueError or an error of the parser."""
+    others, apart = list[bytes](), dict[str, memoryview]()
     for key, value in split_members(text):
         name = _NAME.decode(key)
-        if name in long:  # the last one counts, but all have to be valid
-            _RAW.decode(long.pop(name))
-        is_long = len(value) > LONG and name in ("input", "config", *VECTORS)
-        short.append(key + b":" + (b"0" if is_long else bytes(value)))
-        if is_long:
-            long[name] = value
-    outline = _OUTLINE.decode(b"{" + b",".join(short) + b"}")
-    for name, value in long.items():
+        if name not in ("input", "config", *VECTORS):
+            others.append(key + b":" + bytes(value))
+            continue
+        if name in apart:  # the last one counts, but all have to be valid
+            _RAW.decode(apart[name])
+        apart[name] = value
+    outline = _OUTLINE.decode(b"{" + b",".join(others) + b"}")
+    for name, value in apart.items():
         setattr(outline, name, value)
     return outline
 
@@ -129,10 +127,11 @@ def _parse_outline(outline: _Outline, policy: Policy) -> UmBridgeRequest | Inval
     if request.config is msgspec.UNSET:
         request.config = None
     else:
-        check_json(bytes(request.config), policy)
-        request.config = _CONFIG.decode(request.config)
+        request.config = _parse_config(bytes(request.config), policy)
     for key in fields:
         text = memoryview(getattr(request, key))
+        if key != "input" and len(text) and not _is(text, 0, _OPEN):
+            text = memoryview(b"[%b]" % bytes(text))  # one number, as the MATLAB client sends it
         value: Any = parse_vector(text) if key != "input" else parse_vectors(text, policy.max_tensors + 1)
         if key == "input" and value is not None and len(value) > policy.max_tensors:
             message = f"'input': expected at most {policy.max_tensors} vectors, got more"
@@ -141,6 +140,17 @@ def _parse_outline(outline: _Outline, policy: Policy) -> UmBridgeRequest | Inval
             return None
         setattr(request, key, value)
     return _checked_values(request, fields, policy)
+
+
+def _parse_config(text: bytes, policy: Policy) -> dict[str, Any] | None:
+    """Return a config, which may hold NaN and Infinity. Raises InvalidInput, ValueError or an error of the parser."""
+    check_json(text, policy)
+    config: dict[str, Any] | None
+    try:
+        config = _CONFIG.decode(text)
+    except PARSER_ERRORS:
+        config = msgspec.convert(parse_json(text), dict[str, Any] | None)
+    return config
 
 
 def _checked_values(
@@ -163,9 +173,9 @@ def parse_vectors(text: memoryview, most: int = 1 << 62) -> list[Array] | None:
     if not _is(text, 0, _OPEN):
         return None
     vectors: list[Array] = []
-    at = _skip_space(text, 1)
-    is_empty = _is(text, at, _CLOSE)
-    while not is_empty:
+    at = skip_space(text, 1)
+    has_more = not _is(text, at, _CLOSE)
+    while has_more:
         if not _is(text, at, _OPEN) or (closing := _CLOSING.search(text, at)) is None:
             return None
         if len(vectors) == most:
@@ -174,33 +184,25 @@ def parse_vectors(text: memoryview, most: int = 1 << 62) -> list[Array] | None:
         if vector is None:
             return None
         vectors.append(vector)
-        at = _skip_space(text, closing.end())
-        if not _is(text, at, _COMMA):
-            break
-        at = _skip_space(text, at + 1)
-    return vectors if _is(text, at, _CLOSE) and _skip_space(text, at + 1) == len(text) else None
+        at = skip_space(text, closing.end())
+        has_more = _is(text, at, _COMMA)
+        if has_more:
+            at = skip_space(text, at + 1)
+    return vectors if _is(text, at, _CLOSE) and skip_space(text, at + 1) == len(text) else None
 
 
 def _is(text: memoryview, at: int, character: int) -> bool:
     return at < len(text) and text[at] == character
 
 
-def _skip_space(text: memoryview, at: int) -> int:
-    space = _SPACE.match(text, at)
-    assert space is not None
-    return space.end()
-
-
 def parse_vector(text: memoryview) -> Array | None:
     """Parse a flat array of numbers, also with 1e999; None if it is anything else."""
+    if not _is(text, 0, _OPEN) or text[-1] != _CLOSE:
+        return None
     try:
         if len(text) < LONG:
             return np.array(_VECTOR.decode(text), np.float64)
-        return (
-            parse_array("", FP64, text, literal=True, null=False)
-            if _is(text, 0, _OPEN) and text[-1] == _CLOSE
-            else None
-        )
+        return parse_array("", FP64, text, literal=True, null=False)
     except (InvalidInput, *PARSER_ERRORS):
         return None
 
@@ -218,10 +220,10 @@ def _to_arrays(lists: _Lists) -> UmBridgeRequest:
 
 def _parse_lenient(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """Parse NaN, Infinity and 1e999 as well, and report what is invalid."""
-    if len(text) > _DESCRIBED_BYTES:
+    if len(text) > _LONG_BYTES:
         raise InvalidInput(
             "the request is not valid: expected an object with a 'name', vectors of numbers and a 'config' that is an "
-            f"object; which part is not is found out in requests of at most {_DESCRIBED_BYTES} bytes"
+            f"object; what is wrong with it is said for requests of at most {_LONG_BYTES} bytes"
         )
     check_json(text, policy, elements=False)
     try:
