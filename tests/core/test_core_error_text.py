@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.errors import public_message, public_text
-from dragoman.system.logs import TextFormatter
+from dragoman.system.logs import JsonFormatter, TextFormatter
 
 SCRIPTED = """\
 The following operation failed in the TorchScript interpreter.
@@ -90,6 +90,16 @@ def test_lines_of_a_traceback_are_marked_as_continued(message: str) -> None:
     assert LINE_START.match(first)
     assert all(line.startswith("  | ") for line in others)
     assert others[0] == "  | Traceback (most recent call last):"
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_of_a_long_message_both_ends_are_logged(formatter: logging.Formatter) -> None:
+    """It may quote a request of many MB, of which a client has sent a few KB."""
+    error = ValueError(f"begin {'a' * (1 << 20)} end")
+    record = logging.LogRecord("m", logging.ERROR, "", 1, "%s", (str(error),), (ValueError, error, None))
+    text = formatter.format(record)
+    assert len(text) < 1 << 18
+    assert len(re.findall(r"begin aaa.*?aaa \.\.\. aaa.*?aaa end", text)) == 2
 
 
 def test_control_characters_are_escaped() -> None:
