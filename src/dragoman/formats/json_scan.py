@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dragoman.core.datatypes import Array
+from dragoman.core.datatypes import Array, Buffer
 from dragoman.core.errors import InvalidInput, TooLarge
 from dragoman.formats.policy import Policy
 
@@ -74,7 +74,7 @@ def nests_deeper(text: bytes, limit: int) -> bool:
     return False
 
 
-def split_members(text: bytes) -> list[tuple[bytes, memoryview]]:
+def split_members(text: Buffer) -> list[tuple[bytes, memoryview]]:
     """Return the keys and values of a JSON object as they are in its text, found block by block.
 
     Only brackets and strings are looked at: keys and values may be invalid. Raises ValueError for a text that cannot be
@@ -92,19 +92,24 @@ def split_members(text: bytes) -> list[tuple[bytes, memoryview]]:
             raise ValueError("too many members")
         marks += zip((found + at).tolist(), codes[found].tolist(), strict=True)
         depth, at = int(depths[-1]), at + codes.size
-    start = text.find(b"{")
-    ends = [place for place, code in marks if code in b"}]"]
-    if start < 0 or text[:start].strip() or len(ends) != 1 or text[ends[0] :].strip() != b"}":
+    whole = memoryview(text)
+    start = skip_space(whole, 0)
+    end = next((place for place, code in marks if code in b"}]"), -1)
+    if (
+        bytes(whole[start : start + 1]) != b"{"
+        or bytes(whole[end : end + 1]) != b"}"
+        or skip_space(whole, end + 1) < len(whole)
+    ):
         raise ValueError("not a JSON object")
     members: list[tuple[bytes, memoryview]] = []
-    whole, begin, colon = memoryview(text), start + 1, -1
+    begin, colon = start + 1, -1
     for place, code in marks:
         if code == _COLON and colon < 0:
             colon = place
         elif code != _COLON:
             if colon < 0:
                 raise ValueError("a member without a value")
-            members.append((text[begin:colon], _strip(whole[colon + 1 : place])))
+            members.append((bytes(whole[begin:colon]), _strip(whole[colon + 1 : place])))
             begin, colon = place + 1, -1
     return members
 
@@ -129,15 +134,15 @@ def count_values(text: bytes, *, elements: bool = True) -> int:
     return sum(int(np.count_nonzero(counted[codes])) for codes in _scan_blocks(text))
 
 
-def _scan_blocks(text: bytes) -> Iterator[Array]:
+def _scan_blocks(text: Buffer) -> Iterator[Array]:
     """Yield the bytes of the text in blocks, with 0 in strings."""
     inside, at = False, 0
     while at < len(text):
-        block = text[at : at + _BLOCK]
+        block = bytes(text[at : at + _BLOCK])
         at += len(block)
         if b"\\" in block:
             if (len(block) - len(block.rstrip(b"\\"))) & 1:  # the escaped character is in the next block
-                block += text[at : at + 1]
+                block += bytes(text[at : at + 1])
                 at += 1
             block = block.replace(b"\\\\", b"__").replace(b'\\"', b"__")
         codes = np.frombuffer(block, np.uint8)

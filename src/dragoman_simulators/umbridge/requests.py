@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dragoman.core.datatypes import FP64, Array
+from dragoman.core.datatypes import FP64, Array, Buffer
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vector_binding import require_finite
@@ -83,7 +83,7 @@ _KINDS: Mapping[type, str] = {
 }
 
 
-def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
+def parse_umbridge_request(text: Buffer, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """Parse the body of a request. Raises InvalidInput if it is not JSON or has no valid name.
 
     The limits of JSON hold for its config, and the limits of tensors for its vectors, which have no other form.
@@ -97,10 +97,10 @@ def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | Inv
     with contextlib.suppress(*PARSER_ERRORS, ValueError):
         outline = _OUTLINE.decode(text) if len(text) <= _LONG_BYTES else _outline_of_members(text)
         request = _parse_outline(outline, policy)
-    return request or _parse_lenient(text, policy)
+    return request or _parse_lenient(bytes(text), policy)
 
 
-def _outline_of_members(text: bytes) -> _Outline:
+def _outline_of_members(text: Buffer) -> _Outline:
     """Return the outline of a long request. Raises ValueError or an error of the parser."""
     others, apart = list[bytes](), dict[str, memoryview]()
     for key, value in split_members(text):

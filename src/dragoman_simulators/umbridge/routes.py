@@ -151,7 +151,7 @@ class UmBridge:
         """Return the request in a body; if it is invalid, a call that first checks that the model supports the verb."""
         if not len(http.body):
             raise InvalidInput("the request body is empty; expected a JSON object")
-        message = parse_umbridge_request(bytes(http.body), self.policy)
+        message = parse_umbridge_request(http.body, self.policy)
         if isinstance(message, InvalidUmBridgeRequest):
             return invalid_request(message.name, verb, message.error)
         if not message.name:

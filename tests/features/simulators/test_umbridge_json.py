@@ -136,7 +136,7 @@ def test_long_requests_are_split_into_the_members_that_the_parser_finds(pieces: 
     for long_bytes in (1 << 30, 0):
         with mock.patch.object(requests, "_LONG_BYTES", long_bytes), mock.patch.object(requests, "LONG", 3):
             try:
-                request = parse_umbridge_request(text, POLICY)
+                request = parse_umbridge_request(memoryview(text), POLICY)
                 assert not isinstance(request, InvalidUmBridgeRequest), request.error
                 vectors = [each.tolist() for each in request.input] if request.input is not msgspec.UNSET else None
                 sens = request.sens.tolist() if request.sens is not msgspec.UNSET else None
