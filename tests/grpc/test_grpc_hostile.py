@@ -492,3 +492,41 @@ def test_the_buffer_of_a_large_message_grows_as_it_arrives(size: int) -> None:
 def test_a_message_beyond_the_limit_is_rejected_by_its_prefix() -> None:
     with pytest.raises(GrpcError, match="larger than the limit of 10 bytes"):
         MessageReader(10).feed(frame_message(bytes(11)), 0, 5)
+
+
+async def test_data_after_the_status_of_a_stream_is_not_counted(engine: FakeEngine) -> None:
+    """The status waits behind responses that the client does not read, and meanwhile the client may send."""
+    server = make_server(engine, replace(LIMITS, max_bodies_bytes=300_000))
+    async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
+        assert await responses(raw)
+        raw.acknowledges = False
+        raw.h2.increment_flow_control_window(1 << 20)  # of the connection, not of its streams
+        for _ in range(2):
+            engine.cancelled.clear()
+            number = raw.request("ModelStreamInfer", end=False)
+            send_slices(raw, number, frame_message(large_message(40_000)))
+            await raw.until(lambda number=number: len(raw.streams[number].body) == 65_535)
+            raw.send(number, frame_message(b"", flag=2))
+            await asyncio.wait_for(engine.cancelled.wait(), 60)
+            send_slices(raw, number, frame_message(bytes(200_000))[:150_000])
+            assert await responses(raw)
+            raw.h2.reset_stream(number, 8)
+        raw.acknowledges = True
+        number = raw.request("ModelInfer", end=False)
+        send_slices(raw, number, frame_message(large_message(250_000)), end=True)
+        assert (await raw.response(number)).status == (OK, "")
+    await server.stop(0)
+
+
+def large_message(size: int) -> bytes:
+    """Return a message for the model `echo` whose tensor has `size` bytes."""
+    message = infer_message()
+    message.raw_input_contents[0] = bytes(size)
+    message.inputs[0].datatype, message.inputs[0].shape[0] = "UINT8", size
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def send_slices(raw: Raw, number: int, data: bytes, *, end: bool = False) -> None:
+    for at in range(0, len(data), 15_000):
+        raw.send(number, data[at : at + 15_000], end=end and at + 15_000 >= len(data))

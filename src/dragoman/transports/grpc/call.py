@@ -1,10 +1,34 @@
-"""A gRPC call on its HTTP/2 stream: parser of messages, deadline, status."""
+"""A gRPC call on its HTTP/2 stream: parser of messages, deadline, status.
+
+A `MessageReader` parses the data of the stream into messages, and a subclass in `method_calls` answers them: at once,
+or in a task that `run` gives a timer for the deadline. A call ends twice. For the client it ends with its status
+(`_close`); from then on, data that the client still sends is ignored. For the server it ends when its task has ended:
+only then (`_leave`) does it free its place among the calls, and the memory of its messages.
+
+    state    the client                     the server                                 becomes
+    OPEN     has received nothing           receives, waits for its turn or computes   STARTED, CLOSED
+    STARTED  has the headers of a stream    goes on                                    CLOSED
+    CLOSED   was sent a status, or has      waits for the task to end                  LEFT, at once without a task
+             disconnected
+    LEFT     as CLOSED                      has forgotten the call
+
+    event                                    OPEN, STARTED            CLOSED                LEFT
+    data                                     parsed                   ignored               ignored
+    first message of a stream is written     STARTED                  ClientDisconnected
+    response, error, deadline, server stops  CLOSED, with a status    nothing
+    client resets the stream or disconnects  CLOSED, CANCELLED        nothing               nothing
+    the task ends                            CLOSED, then LEFT        LEFT
+
+The other fields are independent of the state: a call has a reader of messages once data has arrived that is not one
+whole message, a task once its handler has had to wait, and a timer if its client has set a deadline too.
+"""
 
 import asyncio
 import struct
 import time
 from collections import deque
 from collections.abc import Coroutine
+from enum import IntEnum
 from typing import Any, Final, Protocol
 
 from dragoman.core.sizes import INLINE
@@ -127,8 +151,20 @@ class CallServer(Protocol):
     def leave(self, call: "GrpcCall") -> None: ...
 
 
+class CallState(IntEnum):
+    """How far a call is, in order; see the table of this module."""
+
+    OPEN = 0
+    STARTED = 1
+    CLOSED = 2
+    LEFT = 3
+
+
+OPEN, STARTED, CLOSED, LEFT = CallState
+
+
 class GrpcCall:
-    """One call. It ends for the client with its status, and for the server with its task.
+    """One call, in one of four states.
 
     times_each_message: whether the time limit of a message begins with that message, not with the call.
     """
@@ -137,13 +173,11 @@ class GrpcCall:
     __slots__ = (
         "_began_s",
         "_counted",
-        "_has_left",
-        "_has_started",
-        "_is_closed",
         "_message_size",
         "_messages",
         "_server",
         "_size",
+        "_state",
         "_stream",
         "_task",
         "_timer",
@@ -167,7 +201,7 @@ class GrpcCall:
         self._messages: MessageReader | None = None
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._has_started = self._is_closed = self._has_left = False
+        self._state = OPEN
         self._size = self._counted = 0
         self._message_size = 0  # bytes received of the current message
         self._began_s = server.loop.time()  # of the message that is expected
@@ -175,6 +209,8 @@ class GrpcCall:
     # --- messages ------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
+        if self._state >= CLOSED:  # nothing would release what `_feed` counts
+            return
         try:
             self._feed(data, at, stop)
             if ended:
@@ -195,7 +231,7 @@ class GrpcCall:
         self.on_data(messages)
 
     def buffer(self, size: int) -> memoryview | None:
-        return None if self._messages is None else self._messages.buffer(size)
+        return None if self._messages is None or self._state >= CLOSED else self._messages.buffer(size)
 
     def on_buffer_filled(self, size: int, ended: bool) -> None:
         assert self._messages is not None
@@ -283,20 +319,21 @@ class GrpcCall:
         unexpected = error or RuntimeError("the handler returned nothing")
         return GrpcError("INTERNAL", public_error(unexpected, self.context).message)
 
-    def count(self, status: str, sent: int = 0) -> None:
-        """Count the end of the call, whose response has `sent` bytes."""
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _close(self, status: str, sent: int = 0) -> None:
+        """End the call for its client, and count it; its response has `sent` bytes."""
+        self._state = CLOSED
         self.headers.statuses[status] += 1
         if self.record is not None:
             self._server.executor.observation.end(self.record, status, sent)
 
-    # --- the end -------------------------------------------------------------------------------------------------
-
     def fail(self, error: GrpcError) -> None:
         """End the call with an error and cancel its task."""
-        if not self._is_closed:
-            self._is_closed = True
-            self.count(error.status)
-            if self._has_started:
+        state = self._state
+        if state < CLOSED:
+            self._close(error.status)
+            if state is STARTED:
                 self._stream.send_trailers(trailers(error))
             else:
                 self._stream.send_headers(trailers_only(error) + encode_request_id(self.context), ended=True)
@@ -308,9 +345,8 @@ class GrpcCall:
 
     def on_closed(self, code: int) -> None:
         """The client has reset the stream or disconnected."""
-        if not self._is_closed:
-            self.count("CANCELLED")
-        self._is_closed = True
+        if self._state < CLOSED:
+            self._close("CANCELLED")
         self._stop()
 
     def _stop(self) -> None:
@@ -320,8 +356,8 @@ class GrpcCall:
             self._task.cancel()
 
     def _leave(self) -> None:
-        if not self._has_left:
-            self._has_left = True
+        if self._state is not LEFT:
+            self._state = LEFT
             if self._timer is not None:
                 self._timer.cancel()
             if self._counted:

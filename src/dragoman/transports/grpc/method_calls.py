@@ -15,8 +15,11 @@ from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import variables_of
 from dragoman.transports.grpc.call import (
+    CLOSED,
+    OPEN,
     PREFIX_BYTES,
     SMALL,
+    STARTED,
     CallServer,
     GrpcCall,
     MessageReader,
@@ -57,7 +60,7 @@ class UnaryCall(GrpcCall):
 
     def on_end(self) -> None:
         messages = self._messages
-        if self._is_closed:
+        if self._state >= CLOSED:
             return
         if messages is None or not messages.ready or messages.is_incomplete:
             raise GrpcError("INTERNAL", "expected one message, got none that is complete")
@@ -74,7 +77,7 @@ class UnaryCall(GrpcCall):
 
     def _start(self, message: Buffer, *, is_its_turn: bool = False) -> None:
         """Answer the message: once the client has read enough, and if it is large, when it is its turn."""
-        if self._is_closed:
+        if self._state >= CLOSED:
             return
         record, headers, backlog = self.record, self.headers, self.connection.backlog
         handler: Any = headers.handler
@@ -132,12 +135,11 @@ class UnaryCall(GrpcCall):
         if error is not None or reply is None:
             self.fail(self.status_of(error))
             return
-        if self._is_closed:
+        if self._state >= CLOSED:
             return
         if isinstance(reply, bytes) and len(reply) <= SMALL:
-            self._is_closed = True
             size = len(reply)
-            self.count("OK", size)
+            self._close("OK", size)
             self.connection.send_response(
                 self._stream, RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), reply), size + 5, OK
             )
@@ -148,8 +150,7 @@ class UnaryCall(GrpcCall):
         if self._server.bodies.is_over_limit and size > SMALL:
             self.fail(overload_error(self._server.bodies))
             return
-        self._is_closed = True
-        self.count("OK", size)
+        self._close("OK", size)
         self.connection.send_response(
             self._stream, RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), *parts), size + 5, ending
         )
@@ -247,10 +248,10 @@ class StreamCall(GrpcCall):
 
     async def write(self, message: Reply) -> None:
         """Send a message; return when it has been passed to the transport."""
-        if self._is_closed:
+        if self._state >= CLOSED:
             raise ClientDisconnected
-        if not self._has_started:
-            self._has_started = True
+        if self._state is OPEN:
+            self._state = STARTED
             self._stream.send_headers(RESPONSE_HEADERS + encode_request_id(self.context))
         parts = chunks_of(message)
         size = sum(map(len, parts))
@@ -265,8 +266,8 @@ class StreamCall(GrpcCall):
             finally:
                 self._writer = None
 
-    def count(self, status: str, sent: int = 0) -> None:
-        super().count(status, self._sent)
+    def _close(self, status: str, sent: int = 0) -> None:
+        super()._close(status, self._sent)
 
     def count_unread(self, size: int) -> None:
         # Without `changed()`: the formatted message is written and counted next, and nothing may go on in between.
@@ -279,10 +280,9 @@ class StreamCall(GrpcCall):
         error = task.exception()
         if error is not None:
             self.fail(self.status_of(error))
-        elif not self._is_closed:
-            self._is_closed = True
-            self.count("OK")
-            if not self._has_started:
+        elif (state := self._state) < CLOSED:
+            self._close("OK")
+            if state is OPEN:
                 self._stream.send_headers(RESPONSE_HEADERS + encode_request_id(self.context))
             self._stream.send_trailers(OK)
 
