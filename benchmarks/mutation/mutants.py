@@ -84,7 +84,9 @@ def _compiles(source: str) -> bool:
 class _Visitor(cst.CSTVisitor):  # type: ignore[misc]
     """Collects `((line, line of its statement, whether it is imported), node, changed node)`.
 
-    It skips by rule what `docs/testing.md` lists.
+    It skips, by rule: annotations, decorators, class headers, imports, docstrings, calls of a logger, `assert`,
+    `zip(..., strict=True)`, the first argument of `cast`, type aliases and type variables, `__slots__`, `False` into
+    `None`, the arguments of `len` and `isinstance`, and constants that only choose between two ways to the same result.
     """
 
     METADATA_DEPENDENCIES = (PositionProvider,)
