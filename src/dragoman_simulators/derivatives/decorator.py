@@ -69,10 +69,13 @@ def vector_function(function: Any = None, **options: Any) -> Any:
     vectorised : the function also accepts matrices whose rows are points (for "jax" by default, through jax.vmap).
     linear : the function is A x + b, which determines its derivatives.
     verify_derivatives : compare derivatives by "complex step" and "torch" (and by "jax" if the function cannot be
-        compiled) with central differences in each call, at the cost of three evaluations; a call whose derivative is
-        not confirmed is an error.
+        compiled) with central differences in each call, at the cost of three evaluations, and those of compiled JAX in
+        every 32nd; a call whose derivative is not confirmed is an error.
+    verify_every : n to compare the first and every n-th call instead.
     evaluate_at_load : if False, the function is not evaluated before the first call; requires `outputs`, and
         `derivatives` other than "auto".
+    noise : relative noise of the function's values, such as the tolerance of a solver; estimated by default.
+    step : relative step of finite differences; found by the noise by default.
     max_evaluations : limit of evaluations of the function for one Gradient or Hessian action.
     gradient, apply_jacobian, apply_hessian : functions of the same vectors and, by name, of those of `sens`, `vec`,
         `output`, `input`, `input1`, `input2` that they need. Without `sens`, the result for an output of one number is

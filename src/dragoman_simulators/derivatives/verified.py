@@ -83,9 +83,9 @@ class VerifiedDerivatives(DerivedFunction):
     A call takes the evaluation at the point and usually two more, see `verification`. ApplyHessian is compared with
     differences of the gradient, which is compared itself unless the user has written it. If only every n-th call is
     verified, then also the first one of each config, each whose result is zero, or has an element that is zero for the
-    first time, or whose method computed another value than Evaluate did at the same point, and all after one that
-    failed. Raises UnconfirmedError if a derivative is not
-    confirmed, and InvalidOutput if the function's value is not finite or the derivative is NaN.
+    first time, or whose method computed another value than Evaluate did at the same point, and all calls of a config
+    after one that failed. Raises UnconfirmedError if a derivative is not confirmed, and InvalidOutput if the function's
+    value is not finite or the derivative is NaN.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ class VerifiedDerivatives(DerivedFunction):
             try:
                 result = confirm(value, result)
             except UnconfirmedError:
-                self._schedule.suspect(ability, config)
+                self._schedule.suspect(config)
                 raise
             self._zeros.confirm(key, result)
         return Estimate(result, derivative.error) if isinstance(derivative, Estimate) else result
@@ -333,11 +333,12 @@ _MAX_CONFIGS = 256
 
 
 class _Schedule:
-    """Which calls are verified. For each ability and config: the number of calls, and whether one of them failed."""
+    """Which calls are verified: every n-th one of an ability and config; once one has failed, all of its config."""
 
     def __init__(self, verification: Verification) -> None:
         self._verification = verification
-        self._states: OrderedDict[tuple[Ability, str], tuple[int, bool]] = OrderedDict()
+        self._counts: OrderedDict[tuple[Ability, str], int] = OrderedDict()
+        self._suspects: OrderedDict[str, None] = OrderedDict()  # configs
         self._lock = threading.Lock()
 
     def is_due(self, ability: Ability, config: Config) -> bool:
@@ -347,18 +348,23 @@ class _Schedule:
         interval = self._verification.interval(config)
         if interval <= 1:
             return True
-        key = (ability, config_key(config))
+        key = config_key(config)
         with self._lock:
-            count, is_suspect = self._states.pop(key, (0, False))
-            self._states[key] = (count + 1, is_suspect)
-            if len(self._states) > _MAX_CONFIGS:
-                self._states.popitem(last=False)
-        return is_suspect or count % interval == 0
+            if key in self._suspects:
+                self._suspects.move_to_end(key)
+                return True
+            count = self._counts.pop((ability, key), 0)
+            self._counts[ability, key] = count + 1
+            if len(self._counts) > _MAX_CONFIGS:
+                self._counts.popitem(last=False)
+        return count % interval == 0
 
-    def suspect(self, ability: Ability, config: Config) -> None:
-        """Verify all further calls."""
+    def suspect(self, config: Config) -> None:
+        """Verify all further calls of a config: a point that defeats one ability defeats the others too."""
         with self._lock:
-            self._states[ability, config_key(config)] = (1, True)
+            self._suspects[config_key(config)] = None
+            if len(self._suspects) > _MAX_CONFIGS:
+                self._suspects.popitem(last=False)
 
 
 class _ConfirmedZeros:

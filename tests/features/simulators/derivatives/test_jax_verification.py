@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -118,6 +119,24 @@ def test_every_nth_call_is_verified(every: int, expected: list[bool]) -> None:
     function = build(kink, inputs={"x": 2}, outputs=[1], verify_every=every, evaluate_at_load=False, derivatives="jax")
     function.gradient(0, 0, [np.array([1.5, 2.0])], ONE, {})
     assert [_is_accepted(function, np.array([1.0, 2.0])) for _ in expected] == expected
+
+
+def test_after_a_call_that_failed_every_derivative_of_its_config_is_verified() -> None:
+    function = build(lambda x, *, scale=1.0: scale * jnp.maximum(x[:1], 1.0) * x[1:], inputs={"x": 2}, at=[[1.5, 2.0]])
+    kink = np.array([1.0, 2.0])
+    calls: list[Callable[[Any], Any]] = [
+        lambda config: function.apply_jacobian(0, 0, [kink], UNIT, config),
+        lambda config: function.apply_hessian(0, 0, 0, [kink], ONE, np.ones(2), config),
+    ]
+    other = {"scale": 2.0}
+    for call in calls:  # the first call of a config is verified
+        assert "is not confirmed" in error_message(partial(call, other), ModelFailed)
+    assert np.asarray(calls[0]({})) == pytest.approx([1.0])  # between samples
+    for _ in range(32):
+        if not _is_accepted(function, kink):
+            break
+    for call in calls:
+        assert "is not confirmed" in error_message(partial(call, {}), ModelFailed)
 
 
 def _is_accepted(function: VectorFunction, x: Any) -> bool:
