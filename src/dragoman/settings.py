@@ -89,15 +89,19 @@ class ProtocolOptions:
             operator_only=True,
         ),
     ] = "no"
-    max_json_depth: Annotated[int, Option("nesting depth of JSON", LIMITS)] = 64
-    max_json_values: Annotated[int, Option("values in the JSON of a request, tensors excluded", LIMITS)] = 1 << 19
-    max_json_bytes: Annotated[int, Option("bytes of the JSON of a request, tensors included", LIMITS)] = 16 << 20
-    max_rank: Annotated[int, Option("dimensions of a tensor", LIMITS)] = 32
-    max_elements: Annotated[int, Option("elements of a tensor", LIMITS)] = 1 << 31
-    max_bytes_elements: Annotated[int, Option("elements of a BYTES tensor", LIMITS)] = 1 << 20
-    max_tensors: Annotated[int, Option("inputs or outputs of a request", LIMITS)] = 1024
+    max_json_depth: Annotated[int, Option("nesting depth of JSON; beyond it 400", LIMITS)] = 64
+    max_json_values: Annotated[
+        int, Option("values in the JSON of a request, tensors excluded; beyond it 400", LIMITS)
+    ] = 1 << 19
+    max_json_bytes: Annotated[
+        int, Option("bytes of the JSON of a request, tensors included; beyond it 413", LIMITS)
+    ] = 16 << 20
+    max_rank: Annotated[int, Option("dimensions of a tensor; beyond it 400", LIMITS)] = 32
+    max_elements: Annotated[int, Option("elements of a tensor; beyond it 400", LIMITS)] = 1 << 31
+    max_bytes_elements: Annotated[int, Option("elements of a BYTES tensor; beyond it 400", LIMITS)] = 1 << 20
+    max_tensors: Annotated[int, Option("inputs or outputs of a request; beyond it 400", LIMITS)] = 1024
     max_sequences: Annotated[
-        int, Option("completions generated for one prompt (n, best_of or beams)", LIMITS, minimum=1)
+        int, Option("completions generated for one prompt (n, best_of or beams); beyond it 400", LIMITS, minimum=1)
     ] = 16
 
 
@@ -117,9 +121,11 @@ class TransportOptions:
     compress_responses: Annotated[
         bool, Option("compress responses for clients that accept gzip or deflate", PROTOCOLS)
     ] = True
-    max_body_bytes: Annotated[int, Option("bytes of a request body, also after decompression", LIMITS)] = 64 << 20
+    max_body_bytes: Annotated[
+        int, Option("bytes of a request body or gRPC message, also after decompression; beyond it 413", LIMITS)
+    ] = 64 << 20
     max_bodies_bytes: Annotated[
-        int, Option("bytes of all request and response bodies in flight together; 0: no limit", LIMITS)
+        int, Option("bytes of all request and response bodies in flight together; beyond it 503; 0: no limit", LIMITS)
     ] = 1 << 30
     max_loop_delay_s: Annotated[
         float,
@@ -128,8 +134,10 @@ class TransportOptions:
             LIMITS,
         ),
     ] = 0.0
-    max_header_bytes: Annotated[int, Option("bytes of request line and headers", LIMITS, serve_only=True)] = 16 << 10
-    max_headers: Annotated[int, Option("headers of a request", LIMITS, minimum=1, serve_only=True)] = 256
+    max_header_bytes: Annotated[
+        int, Option("bytes of request line and headers; beyond it 431", LIMITS, serve_only=True)
+    ] = 16 << 10
+    max_headers: Annotated[int, Option("headers of a request; beyond it 431", LIMITS, minimum=1, serve_only=True)] = 256
     max_connections: Annotated[
         int,
         Option(
@@ -139,7 +147,13 @@ class TransportOptions:
         ),
     ] = 20_000
     max_streams: Annotated[
-        int, Option("concurrent requests and gRPC calls of one HTTP/2 connection", LIMITS, minimum=1, serve_only=True)
+        int,
+        Option(
+            "concurrent requests and gRPC calls of one HTTP/2 connection; further ones wait or get REFUSED_STREAM",
+            LIMITS,
+            minimum=1,
+            serve_only=True,
+        ),
     ] = 500
     max_grpc_calls: Annotated[
         int,
@@ -152,17 +166,32 @@ class TransportOptions:
     ] = 2000
     max_grpc_calls_per_address: Annotated[
         int,
-        Option("concurrent gRPC calls of one client address on each port; 0: no limit", LIMITS, serve_only=True),
+        Option(
+            "gRPC calls of one client address on each port; further ones get RESOURCE_EXHAUSTED; 0: no limit",
+            LIMITS,
+            serve_only=True,
+        ),
     ] = 1000
     grpc_stream_idle_timeout_s: Annotated[
         float,
-        Option("seconds that a gRPC stream may be idle; 0: no limit", LIMITS, serve_only=True),
+        Option(
+            "seconds without a message on a gRPC stream while no call is computed; then DEADLINE_EXCEEDED; 0: no limit",
+            LIMITS,
+            serve_only=True,
+        ),
     ] = 600.0
     header_timeout_s: Annotated[
-        float, Option("seconds to receive the request line and headers", LIMITS, serve_only=True)
+        float,
+        Option(
+            "seconds to receive the request line and headers, or for a TLS handshake; then 408", LIMITS, serve_only=True
+        ),
     ] = 10.0
-    body_timeout_s: Annotated[float, Option("seconds to receive a body, plus one for each 64 KiB", LIMITS)] = 30.0
-    write_timeout_s: Annotated[float, Option("seconds that a client may leave a response unread", LIMITS)] = 60.0
+    body_timeout_s: Annotated[
+        float, Option("seconds to receive a body, plus one for each 64 KiB; then 408", LIMITS)
+    ] = 30.0
+    write_timeout_s: Annotated[
+        float, Option("seconds that a client may leave a response unread; then the connection is closed", LIMITS)
+    ] = 60.0
     keep_alive_timeout_s: Annotated[
         float, Option("seconds that an idle connection stays open", LIMITS, serve_only=True)
     ] = 75.0
