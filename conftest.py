@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
 # No deadline, since the machine may be busy. The same examples in each run, so that a run can be repeated: more of them
@@ -104,6 +105,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if (MISSING and path in COMBINED) or (quick and path.startswith(SLOW)) else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("dragoman")
+    group.addoption("--passed-to", type=Path, metavar="FILE", help="write the ids of the tests that passed")
+    group.addoption("--passed-in", type=Path, metavar="FILE", help="leave out the tests whose ids are in FILE")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: measures time or memory, so no other test runs at the same time")
     config.addinivalue_line("markers", "slow: left out of the quick run, `./scripts/test -m 'not slow'`")
@@ -120,7 +127,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    passed = config.getoption("--passed-in")
+    if passed is not None:
+        done = set(passed.read_text().split("\n"))
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
+        items[:] = [item for item in items if item.nodeid not in done]
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker("slow")
@@ -128,6 +140,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip("slow; run by ./scripts/test-release"))
         if MISSING and item.nodeid.partition("[")[0] in COMBINED:
             item.add_marker(pytest.mark.skip(f"needs {', '.join(MISSING)}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> Generator[None]:
+    file = config.getoption("--passed-to")
+    if file is not None:
+        passed = [report.nodeid for report in terminalreporter.getreports("passed")]
+        file.write_text("".join(f"{name}\n" for name in passed if "\n" not in name))
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -58,4 +58,6 @@ def test_values_as_the_parser_returns_them(tmp_path: Path) -> None:
 def test_no_other_module_parses_the_texts_of_others() -> None:
     own = re.compile(r"(?<![\w.])(json\.loads?|tomllib\.loads?)\b")
     found = {str(path.relative_to(SRC)) for path in SRC.rglob("*.py") if own.search(path.read_text())}
-    assert found == {"dragoman/core/documents.py", *OWN_TEXTS}
+    packages = {path.name for path in SRC.iterdir()}  # a feature may be absent
+    own_texts = {name for name in OWN_TEXTS if name.partition("/")[0] in packages}
+    assert found == {"dragoman/core/documents.py", *own_texts}

@@ -10,7 +10,6 @@ from dragoman.core.errors import InvalidInput
 from dragoman.engine.model_files import model_settings
 from dragoman.formats.model_config import parse_config
 from dragoman.formats.ubjson import is_ubjson
-from dragoman_simulators.graph_runtime.model import read_graph
 
 DEEP = 100_000
 KEY = b"L" + (1).to_bytes(8) + b"a"
@@ -20,9 +19,6 @@ KEY = b"L" + (1).to_bytes(8) + b"a"
     ("name", "text", "read"),
     [
         ("dragoman.toml", "a = " + "[" * DEEP, lambda file: model_settings(file.parent)),
-        ("model-settings.json", '{"a":' * DEEP, lambda file: model_settings(file.parent)),
-        ("graph.json", '{"a":' * DEEP, read_graph),
-        ("graph.toml", "a = " + "[" * DEEP, read_graph),
         ("config.pbtxt", "parameters { " * DEEP, lambda file: parse_config(file.read_text(), file.name)),
     ],
 )

@@ -13,6 +13,7 @@ from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import InvalidInput
 from dragoman.core.remarks import Field
 from dragoman.core.tensor import Tensor
+from dragoman.engine.model_files import model_settings
 from dragoman.engine_setup import settings_for
 from dragoman.plugins import built_in_runtimes
 from dragoman_mlserver.fields import MODEL, PARAMETERS, SERVER, remarks_on
@@ -355,3 +356,9 @@ def test_files_of_mlserver_runtimes_are_found(named: str, files: tuple[str, ...]
         (tmp_path / file).write_bytes(b"")
     found = model_table({"implementation": named, "parameters": {"uri": "."}}, tmp_path / "model-settings.json")
     assert found["uri"] == (files[0] if files else ".")
+
+
+def test_settings_that_nest_deep(tmp_path: Path) -> None:
+    (tmp_path / "model-settings.json").write_text('{"a":' * 100_000)
+    with pytest.raises(InvalidInput, match=r"model.settings\.json"):
+        model_settings(tmp_path)

@@ -166,6 +166,13 @@ def test_nodes_that_cannot_be_created(tmp_path: Path, node: str, message: str) -
         load_toml(tmp_path, f"[nodes]\na = {node}\n")
 
 
+@pytest.mark.parametrize(("name", "text"), [("graph.json", '{"a":' * 100_000), ("graph.toml", "a = " + "[" * 100_000)])
+def test_a_file_that_nests_deep(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidInput, match=name):
+        read_graph(tmp_path / name)
+
+
 def test_a_file_that_is_not_a_graph(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"graph\.toml cannot be read: Expected '=' after a key"):
         load_toml(tmp_path, "nodes")
