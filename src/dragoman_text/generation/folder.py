@@ -8,7 +8,7 @@ from typing import Any
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import load_object
-from dragoman_text.generation.gguf_file import GgufError, open_file
+from dragoman_text.generation.gguf_file import GgufError, GgufFile, open_file
 
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
@@ -35,14 +35,14 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _MAX_HEADER_BYTES = 1 << 27  # safetensors limits headers to 100 MB
 
 
-def check(folder: Path) -> None:
+def check(folder: Path) -> GgufFile | None:
     """Raise ModelFailed for missing or truncated files, with a way to fix them. Weights are not read.
 
-    A GGUF file contains the configuration, the weights and the tokenizer.
+    A GGUF file contains the configuration, the weights and the tokenizer; it is returned, since `open_file` reads its
+    header again once nobody has it.
     """
     if folder.is_file():
-        _check_gguf(folder)
-        return
+        return _check_gguf(folder)
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         raise ModelFailed(
             f"'{folder.name}' is a LoRA adapter, not a model; put it into the folder 'adapters' of its base model and "
@@ -52,6 +52,7 @@ def check(folder: Path) -> None:
     _check_weights(folder)
     check_sizes(folder)
     _check_tokenizer(folder)
+    return None
 
 
 def explain_error(error: Exception, folder: Path) -> str:
@@ -201,7 +202,7 @@ def _check_file(path: Path) -> None:
         raise ModelFailed(f"{path.name} in '{path.parent.name}' is truncated: {problem}; copy it again")
 
 
-def _check_gguf(path: Path) -> None:
+def _check_gguf(path: Path) -> GgufFile:
     with path.open("rb") as file:
         if file.read(len(_GIT_LFS)) == _GIT_LFS:
             raise ModelFailed(f"{path.name} is a Git LFS pointer instead of weights; run `git lfs pull` there")
@@ -215,6 +216,7 @@ def _check_gguf(path: Path) -> None:
         limit = {".block_count": len(checked.tensors), ".expert_count": _MAX_EXPERTS}.get(name[name.rfind(".") :])
         if limit is not None and isinstance(count, int) and count > limit:
             raise ModelFailed(f"{path.name} has {name} {count}, but {len(checked.tensors)} tensors; copy it again")
+    return checked
 
 
 # Experts of one layer are parts of one tensor.

@@ -102,9 +102,11 @@ def read_tokenizer(metadata: Mapping[str, Any]) -> FileTokenizer | None:
     types = metadata.get(f"{prefix}token_type", [])
     added = [(word, kind) for word, kind in zip(words, types, strict=False) if kind in (_CONTROL, _USER_DEFINED)]
     own = {word for word, _ in added}
-    # Tokens of the text are written in the alphabet of bytes; others are as they are in texts.
+    # Tokens of the text are written in the alphabet of bytes; others are as they are in texts. Few files have other
+    # characters, so these are found in all words at once.
+    foreign = set("".join(words)) - BYTES.keys()
     vocabulary = {
-        word if word in own or BYTES.keys() >= set(word) else as_word(word.encode()): token
+        word if word in own or foreign.isdisjoint(word) else as_word(word.encode()): token
         for token, word in enumerate(words)
     }
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split.whole))

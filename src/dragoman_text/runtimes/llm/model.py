@@ -11,7 +11,7 @@ from dragoman.runtimes.pretrained import takes_images
 from dragoman.system.process import freeze_imports
 from dragoman.system.threads import call_in_thread
 from dragoman_text.generation import folder as folders
-from dragoman_text.generation.gguf_file import GgufFile, open_file
+from dragoman_text.generation.gguf_file import GgufFile
 from dragoman_text.runtimes.llm import RUNTIME
 from dragoman_text.runtimes.text_model import TextModel
 
@@ -40,9 +40,7 @@ class LanguageModel(TextModel):
             self._file = None
 
     def check(self, folder: Path) -> None:
-        folders.check(folder)
-        if folder.is_file():
-            self._file = open_file(folder)  # the load reads its header only once
+        self._file = folders.check(folder)  # kept for the load, which reads its header only once
         RUNTIME.require("torch")
         if folder.is_dir() and takes_images(folder):
             VISION.require("PIL")

@@ -14,6 +14,7 @@ from benchmarks import architectures
 
 from dragoman.core.errors import ModelFailed
 from dragoman.core.text_engine_calls import ResetPrefixCache
+from dragoman_text.generation.gguf_file import GgufFile
 from dragoman_text.generation.gguf_model import NotMapped, load_mapped
 from dragoman_text.generation.native.step import NativeStep
 from dragoman_text.runtimes.llm.model import LanguageModel
@@ -412,6 +413,19 @@ def test_rows_beyond_the_offsets_of_the_kernels(tmp_path: Path) -> None:
         NotMapped, match=r"'token_embd.weight': expected rows of at most 134217728 bytes, got 134217856"
     ):
         load_mapped(tmp_path / "a.gguf")
+
+
+def test_a_load_reads_the_header_once(original: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_file(tmp_path / "a.gguf", original)
+    read, paths = GgufFile.__init__, []
+
+    def count(file: GgufFile, path: Path) -> None:
+        paths.append(path)
+        read(file, path)
+
+    monkeypatch.setattr(GgufFile, "__init__", count)
+    asyncio.run(load_model(tmp_path / "a.gguf").close())
+    assert paths == [tmp_path / "a.gguf"]
 
 
 async def test_the_tokenizer_in_the_file(model: LanguageModel) -> None:
