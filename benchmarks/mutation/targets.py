@@ -130,6 +130,7 @@ _GENERATION_TESTS = (
 )
 _MLSERVER_TESTS = (
     "columns",
+    "details",
     "doctor",
     "files",
     "folder",

@@ -383,3 +383,56 @@ async def test_models_are_loaded_one_at_a_time(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(huggingface, "make_pipeline", lambda *_: locked.append(PYTORCH_LOADS.locked()))
     await _runtime(folder / "weights" / "bert", "fill-mask")
     assert locked == [True]
+
+
+@pytest.mark.parametrize(
+    ("extra", "max_batch_size", "name", "device"),
+    [
+        ({"task": "fill-mask"}, 0, "fill-mask", -1),
+        ({"task": "fill-mask", "device": None, "task_suffix": "-x"}, 1, "fill-mask", -1),
+        ({"task": "fill-mask", "device": 0, "model_kwargs": {"use_safetensors": False, "own": 1}}, 4, "fill-mask", 0),
+        ({"task": "fill-mask", "device": "cpu", "pretrained_tokenizer": "other"}, 4, "fill-mask", "cpu"),
+        ({"task": "translation", "task_suffix": "_en_to_fr"}, 0, "translation_en_to_fr", -1),
+    ],
+)
+async def test_parts_of_a_pipeline(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    extra: dict[str, Any],
+    max_batch_size: int,
+    name: str,
+    device: Any,
+) -> None:
+    """What is loaded from which folder, with which options, beside the settings."""
+    shutil.copytree(folder / "weights" / "bert", tmp_path / "m")
+    (tmp_path / "other").mkdir()
+    seen: list[Any] = []
+
+    def load_model(_: Any, source: str, task: Any, config: Any, options: Any) -> str:
+        seen.append((source, task.name, type(config).__name__, options))
+        return "model"
+
+    def load_parts(_: Any, source: str, task: Any, options: Any) -> dict[str, Any]:
+        seen.append((source, task.name, options))
+        return {"part": 1}
+
+    def make_pipeline(_: Any, task: Any, *rest: Any) -> str:
+        seen.append((task.name, *rest))
+        return "pipeline"
+
+    for each in (load_model, load_parts, make_pipeline):
+        monkeypatch.setattr(huggingface, each.__name__, each)
+    parameters = {"uri": "m", "extra": extra}
+    settings = ModelSettings(name="m", max_batch_size=max_batch_size, parameters=parameters)
+    settings._source = str(tmp_path / "model-settings.json")
+    runtime = HuggingFaceRuntime(settings)
+    assert await runtime.load() is True
+    local, task = {"trust_remote_code": False, "local_files_only": True}, name.partition("_")[0]
+    own = {each: value for each, value in extra.get("model_kwargs", {}).items() if each == "own"}
+    assert seen == [
+        (str(tmp_path / "m"), task, "BertConfig", {**own, **local, "use_safetensors": True}),
+        (str(tmp_path / extra.get("pretrained_tokenizer", "m")), task, local),
+        (task, name, "model", {"part": 1}, device, max_batch_size),
+    ]
+    assert (runtime._model, runtime._kind) == ("pipeline", "text")
