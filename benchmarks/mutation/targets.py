@@ -94,6 +94,7 @@ _TEXT_API_TESTS = (
     "text_answers",
     "text_contract",
     "text_document",
+    "text_exchanges",
     "text_limits",
     "text_models",
     "text_routes",

@@ -195,7 +195,7 @@ def test_a_class_for_a_library_must_not_wait(tmp_path: Path) -> None:
     model: Any = LibraryModel(spec, kind, {"name": "m"})
     assert isinstance(model, MLServerModel)
     assert model.platform == "sklearn"
-    model.load()
+    assert model.load() is None
     with pytest.raises(RuntimeError, match=r"^the model waits for the event loop$"):
         _ = model.infer(Request(Infer({}), "m"))
 

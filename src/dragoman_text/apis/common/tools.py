@@ -86,7 +86,7 @@ class Tools:
             for key in keys
             for name in sorted(self.names)
         ]
-        return choices, {name: _relocate(self.parameters(name), f"#/$defs/{name}") for name in self.names}
+        return choices, {name: _relocate(self.parameters(name), f"#/$defs/{name}") for name in sorted(self.names)}
 
     def parameters(self, name: str) -> Any:
         """Return the schema of a tool's arguments."""

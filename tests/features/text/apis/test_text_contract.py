@@ -176,7 +176,9 @@ def replaced(body: Any, path: FieldPath, value: Any) -> Any:
 VARIABLE = (
     (re.compile(rb'"(?:total_duration|load_duration|prompt_eval_duration|eval_duration)": ?\d+,?'), b""),
     (
-        re.compile(rb"\b(chatcmpl|cmpl|resp|msg|call|toolu|fc|rs|rerank|score|embd|modelperm)([-_])[0-9a-f]{8,}"),
+        re.compile(
+            rb"\b(chatcmpl|cmpl|resp|msg|call|toolu|fc|fco|ctc|ctco|item|rs|rerank|score|embd|modelperm)([-_])[0-9a-f]{8,}"
+        ),
         rb"\1\2ID",
     ),
     (re.compile(rb'"(created|created_at|completed_at)": ?\d{10}'), rb'"\1":TIME'),
