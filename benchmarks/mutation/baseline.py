@@ -3,11 +3,13 @@
 import hashlib
 import json
 import pickle
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import coverage
@@ -33,18 +35,19 @@ class Baseline:
     def tests(self, mutant: Mutant) -> list[str]:
         """Return the tests that run the line of a mutant, the most promising first.
 
-        A line that is imported may matter to every test: those that run others of the module come first. A line that
-        no test has run may be one of processes that are killed before they report theirs: it has the tests that wait
-        longest for others.
+        A line that is imported may matter to every test: those of files that import the module by its name come first,
+        then those that run others of its lines. A line that no test has run may be one of processes that are killed
+        before they report theirs: it has the tests that wait longest for others.
         """
         lines = self.lines.get(mutant.module, {})
         found = lines.get(mutant.line, set()) | lines.get(mutant.statement, set())
         if not found:
             return sorted(self.waits, key=self.waits.__getitem__, reverse=True)[:_OF_PROCESSES]
-        tests = self._in_order(found, lines)
-        if mutant.is_imported or "" in found:
-            tests += self._in_order(set().union(*lines.values()) - set(tests), lines)
-            tests += self._in_order(self.seconds.keys() - set(tests), lines)
+        if not mutant.is_imported and "" not in found:
+            return self._in_order(found, lines)
+        tests = self._in_order({test for test in self.seconds if _imports(_file_of(test), mutant.module)}, lines)
+        for others in (found, set().union(*lines.values()), self.seconds.keys()):
+            tests += self._in_order(others - set(tests), lines)
         return tests
 
     def _in_order(self, tests: AbstractSet[str], lines: Mapping[int, AbstractSet[str]]) -> list[str]:
@@ -128,6 +131,15 @@ def runners_by_line(data: Path, tree: Path, tests: Iterable[str]) -> dict[str, d
 def _tests_of(context: str, by_file: Mapping[str, AbstractSet[str]]) -> AbstractSet[str]:
     test, _, phase = context.rpartition("|")
     return by_file.get(_file_of(test), {test}) if phase == "setup" else {test}
+
+
+@cache
+def _imports(file: str, module: str) -> bool:
+    """Return whether a test file imports a module, named by its path, by its own name."""
+    package, _, name = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".").rpartition(".")
+    package, name = re.escape(package), re.escape(name)
+    pattern = rf"^from {package}(?:\.{name} import| import [^)]{{0,400}}\b{name}\b)"
+    return re.search(pattern, (ROOT / file).read_text(), re.M) is not None
 
 
 def _file_of(test: str) -> str:
