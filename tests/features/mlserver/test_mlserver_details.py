@@ -4,18 +4,23 @@ import asyncio
 import contextvars
 import importlib
 import inspect
+import json
 import logging
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from prometheus_client import REGISTRY
+from typing_extensions import TypeAliasType
 
 from dragoman import plugins
-from dragoman.codecs.codec import CODECS
+from dragoman.codecs.codec import CODECS, RequestCodec
 from dragoman.core.bytes_tensor import BytesTensor
 from dragoman.core.calls import Infer, Request
 from dragoman.core.datatypes import BYTES, FP64
@@ -26,11 +31,12 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman_mlserver import files, library
 from dragoman_mlserver.__main__ import main
-from dragoman_mlserver.mlserver import MLModel, ModelSettings, codecs, metrics, raw, types
+from dragoman_mlserver.mlserver import MLModel, ModelSettings, codecs, errors, metrics, raw, runtimes, types
 from dragoman_mlserver.mlserver.cloudevents import EventHeaders
 from dragoman_mlserver.mlserver.codecs import json as json_codec
 from dragoman_mlserver.mlserver.codecs.errors import CodecNotFound
 from dragoman_mlserver.mlserver.handlers import CustomHandler, custom_handler, get_custom_handlers
+from dragoman_mlserver.mlserver.runtimes import SKLearnModel
 from dragoman_mlserver.model import LibraryModel, MLServerModel, install, load
 from features.triton.repository import write
 
@@ -603,3 +609,196 @@ def test_scripts_run_as_with_python(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_methods_of_models_are_coroutines_as_in_mlserver() -> None:
     for name in ("load", "predict", "unload", "metadata"):
         assert inspect.iscoroutinefunction(getattr(MLModel, name))
+
+
+# --- values that few models use --------------------------------------------------------------------------------------
+
+
+def predicted(method: Any, *inputs: types.RequestInput, **settings: Any) -> types.InferenceResponse:
+    kind = type("Mine", (MLModel,), {"predict": codecs.decode_args(method)})
+    model: Any = kind(ModelSettings(name="m", **settings))
+    response: types.InferenceResponse = asyncio.run(model.predict(types.InferenceRequest(inputs=list(inputs))))
+    return response
+
+
+def test_arguments_and_results_without_a_codec() -> None:
+    numbers = types.RequestInput(name="a", datatype="INT32", shape=[2], data=[1, 2])
+    output = types.ResponseOutput(name="y", datatype="INT32", shape=[1], data=[5])
+    whole = types.InferenceResponse(model_name="other", outputs=[output])
+    seen: list[Any] = []
+
+    async def optional(self: Any, a: np.ndarray, b: list[str] | None) -> types.InferenceResponse:
+        seen.append(b)
+        return whole
+
+    assert predicted(optional, numbers.model_copy()) is whole
+    assert seen == [None]
+
+    def one(self: Any, a: np.ndarray) -> types.ResponseOutput:
+        return output
+
+    def several(self: Any, a: np.ndarray) -> Any:
+        return [output, output]
+
+    def mixed(self: Any, a: np.ndarray) -> Any:
+        return output, ["x"]
+
+    assert predicted(one, numbers.model_copy()).outputs == [output]
+    assert predicted(several, numbers.model_copy()).outputs == [output, output]
+    found = predicted(mixed, numbers.model_copy(), parameters={"version": "2"})
+    assert [(each.name, list(each.data)) for each in found.outputs] == [("y", [5]), ("output-1", ["x"])]
+    assert (found.model_name, found.model_version) == ("m", "2")
+
+
+Words = TypeAliasType("Words", list[str])
+
+
+def test_annotations_that_are_aliases() -> None:
+    def joined(self: Any, a: Words) -> Words:
+        return ["".join(a)]
+
+    given = types.RequestInput(name="a", datatype="BYTES", shape=[2], data=["x", "y"])
+    (output,) = predicted(joined, given).outputs
+    assert (output.name, output.parameters, list(output.data)) == (
+        "output-0",
+        types.Parameters(content_type="str"),
+        ["xy"],
+    )
+
+
+@pytest.mark.parametrize(
+    "payload", ["2020-01-02T03:04:05", datetime(2020, 1, 2, 3, 4, 5), [datetime(2020, 1, 2, 3, 4, 5)]]
+)
+def test_one_datetime(payload: Any) -> None:
+    output = codecs.DatetimeCodec.encode_output("x", payload)
+    assert (output.shape, output.model_dump()["data"]) == ([1, 1], ["2020-01-02T03:04:05"])
+
+
+def test_cells_with_arrays_inside() -> None:
+    frame = pd.DataFrame({"a": [[np.arange(2), np.int8(3)], {"b": [np.float64(0.5)]}, "text"]})
+    (cells,) = codecs.PandasCodec.encode_outputs(frame)
+    assert [json.loads(each) for each in cells.data.root] == [[[0, 1], 3], {"b": [0.5]}, "text"]
+    assert isinstance(frame["a"][0][0], np.ndarray)  # the model keeps its own
+
+
+def test_null_in_a_column_of_numbers() -> None:
+    column = types.RequestInput(
+        name="a", datatype="BYTES", shape=[2], data=["1", None], parameters={"pandas_dtype": "category"}
+    )
+    with pytest.raises(InvalidInput, match=r"^input 'a': .*pd of dtype category.*null, got one at element 1"):
+        codecs.PandasCodec.decode_request(types.InferenceRequest(inputs=[column]))
+
+
+def test_classes_of_the_installed_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A class that is not derived from ours gets the settings and the types of its own package."""
+    made: list[dict[str, Any]] = []
+
+    class Settings:
+        parameters = None
+        platform = ""
+        versions = ()
+        _source = None
+
+        def __init__(self, **fields: Any) -> None:
+            made.append(fields)
+
+    class Theirs:
+        def __init__(self, settings: Any) -> None:
+            self.settings: Any = settings
+            self.inputs: list[Any] = []
+            self.outputs = None
+
+        async def predict(self, payload: Any) -> Any: ...
+
+        async def predict_stream(self, payloads: Any) -> Any: ...
+
+    own: Any = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "mlserver.settings", SimpleNamespace(ModelSettings=Settings))
+    monkeypatch.setitem(sys.modules, "mlserver.types", own)
+    model = MLServerModel(
+        ModelSpec(name="m", runtime="mlserver", parameters={"source": f"{tmp_path}/s"}), Theirs, {"name": "m"}
+    )
+    assert made == [{"name": "m", "parameters": {"uri": str(tmp_path)}}]
+    assert model._mlserver_model.settings._source == f"{tmp_path}/s"
+    assert model._types is own
+    assert (model.signature().content_type, model.signature().inputs, model.signature().outputs) == ("", (), ())
+
+
+def test_errors_of_libraries(tmp_path: Path) -> None:
+    """Errors about the values of a request are those of the client; others are those of the model."""
+
+    class Failing(SKLearnModel):
+        value_errors = ("OwnError",)
+
+    class OwnError(Exception): ...
+
+    model: Any = Failing(ModelSettings(name="m"))
+    for error, expected in (
+        (ValueError("v"), errors.InferenceError),
+        (OwnError("v"), errors.InferenceError),
+        (OSError("v"), OSError),
+    ):
+
+        def fail(_: Any, error: Exception = error) -> Any:
+            raise error
+
+        model._model = SimpleNamespace(predict=fail)
+        request = types.InferenceRequest(inputs=[types.RequestInput(name="x", datatype="FP32", shape=[1], data=[1])])
+        with pytest.raises(expected, match=r"^(SimpleNamespace: )?v$"):
+            asyncio.run(model.predict(request))
+    with pytest.raises(NotImplementedError):
+        runtimes._LibraryModel(ModelSettings(name="m"))._read("x")
+
+
+def test_a_class_of_xgboost_that_is_not_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other:
+        def load_model(self, path: str) -> None:
+            raise TypeError(path)
+
+    kinds = dict.fromkeys(("XGBRegressor", "XGBClassifier", "XGBRanker"), Other)
+    monkeypatch.setitem(sys.modules, "xgboost", SimpleNamespace(**kinds))
+    (tmp_path / "model.ubj").touch()
+    model = runtimes.XGBoostModel(ModelSettings(name="m", parameters={"uri": str(tmp_path)}))
+    with pytest.raises(ModelFailed, match=r"^'model\.ubj' was saved by a class of XGBoost that is not supported$"):
+        asyncio.run(model.load())
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("INVALID_PARAMETER_VALUE", "MLflow rejects the inputs: too wide"), ("OTHER", "all data Error: too wide")],
+)
+def test_errors_of_mlflow(code: str, expected: str) -> None:
+    class MlflowError(Exception):
+        error_code = code
+
+    def predict(value: Any, params: Any) -> Any:
+        seen.append((value.shape, params))
+        raise MlflowError("all data Error: too wide")
+
+    seen: list[Any] = []
+    model: Any = runtimes.MLflowRuntime(ModelSettings(name="m", parameters={"content_type": "np"}))
+    model._model, model._error = SimpleNamespace(predict=predict), MlflowError
+    tensor = types.RequestInput(name="x", datatype="FP32", shape=[1, 2], data=[1, 2])
+    for parameters, params in ((None, None), ({"content_type": "np"}, None), ({"own": 1}, {"own": 1})):
+        request = types.InferenceRequest(inputs=[tensor.model_copy()], parameters=parameters)
+        with pytest.raises(errors.InferenceError if code != "OTHER" else MlflowError, match=f"^{expected}$"):
+            asyncio.run(model.predict(request))
+        assert seen.pop() == ((1, 2), params)
+
+
+def test_a_codec_of_dragoman_for_a_whole_request() -> None:
+    class Names(RequestCodec):
+        content_type = "names-of-mine"
+
+        @classmethod
+        def to_value(cls, tensors: Mapping[str, Tensor], noun: str = "input") -> Any:
+            return noun, [*tensors]
+
+    CODECS.add(Names)
+    try:
+        mine: Any = MLModel(ModelSettings(name="m"))
+        tensors = [types.RequestInput(name=name, datatype="INT8", shape=[1], data=[1]) for name in "ba"]
+        request = types.InferenceRequest(inputs=tensors, parameters={"content_type": "names-of-mine"})
+        assert mine.decode_request(request) == ("input", ["b", "a"])
+    finally:
+        CODECS.remove("names-of-mine")
