@@ -125,6 +125,7 @@ _GENERATION_TESTS = (
     "generation_text",
     "generation_threads",
     "generation_vision",
+    "grammar_texts",
     "json_schema",
     "message_forms",
     "token_sampler",

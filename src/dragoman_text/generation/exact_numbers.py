@@ -33,6 +33,7 @@ _OF_ARRAYS = frozenset(("type", "items", "minItems", "maxItems"))
 _SPACE = r"[ \t\r\n]*"
 _SEPARATORS = (("item", ","), ("key", ":"))
 _FRACTION = r"(\.[0-9]+)?"
+_UNSATISFIABLE = "no JSON text satisfies the schema"
 
 
 def has_large_numbers(schema: Any) -> bool:
@@ -73,7 +74,7 @@ class _Writer:
         """Return the name of a rule for a schema."""
         if not isinstance(schema, Mapping) or not self._has_large(schema):
             if schema is False:
-                raise ValueError("no JSON text satisfies the schema")
+                raise ValueError(_UNSATISFIABLE)
             return self._plain(schema if isinstance(schema, Mapping) else {})
         if "$ref" in schema:
             self._check(schema, frozenset(("$ref",)))
@@ -82,7 +83,8 @@ class _Writer:
             if isinstance(schema.get(name), list):
                 self._check(schema, frozenset((name, "type")))
                 own = {"type": schema["type"]} if "type" in schema else {}
-                return self._choice([self.write(_with_type(each, own)) for each in schema[name]])
+                possible = [each for each in schema[name] if each is not False]
+                return self._choice([self.write(_with_type(each, own)) for each in possible])
         if "const" in schema or "enum" in schema:
             return self._values(schema)
         types = schema.get("type", [*_TYPES])
@@ -115,7 +117,7 @@ class _Writer:
         values = [schema[name]] if name == "const" else schema[name]
         allowed = [value for value in values if _allows(schema, value)]
         if not allowed:
-            raise ValueError("no JSON text satisfies the schema")
+            raise ValueError(_UNSATISFIABLE)
         large = [literal(json.dumps(value, ensure_ascii=False)) for value in allowed if _is_rounded(value)]
         plain = [value for value in allowed if not _is_rounded(value)]
         return self._choice([*large, *([self._plain({"enum": plain})] if plain else [])])
