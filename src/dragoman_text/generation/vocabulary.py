@@ -3,13 +3,14 @@
 import codecs
 import importlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from dragoman.core.documents import parse_json
+from tokenizers import decoders
+
 from dragoman.core.errors import InvalidInput, ModelFailed, TooLong
 from dragoman.core.text import Chat, InfillPrompt, Prompt, RawPrompt, Token, TokenSpan
 from dragoman.system.load_steps import report_step
@@ -40,6 +41,22 @@ class Detokenizer(Protocol):
         """Return an independent copy."""
 
 
+class TokenBytes(dict[int, bytes]):
+    """UTF-8 bytes of the tokens of a byte-level tokenizer, b"" for those without text and for the skipped ones.
+
+    Each is converted when it is first used, so that the first completion does not wait for all of them.
+    """
+
+    def __init__(self, fast: Any, skipped: Collection[int] = ()) -> None:
+        super().__init__()
+        self._fast, self._skipped = fast, skipped
+
+    def __missing__(self, token: int) -> bytes:
+        word = None if token in self._skipped else self._fast.id_to_token(token)
+        found = self[token] = b"" if word is None else as_bytes(word)
+        return found
+
+
 class BytesDetokenizer:
     """Detokenizer of byte-level vocabularies; `table` contains the UTF-8 bytes of each token.
 
@@ -58,7 +75,7 @@ class BytesDetokenizer:
         begins_between = self._is_between
         if begins_between and (text := self._texts.get(token)) is not None:
             return text
-        text = self._decoder.decode(self._table.get(token, b""))
+        text = self._decoder.decode(self._table[token])
         self._is_between = not self._decoder.getstate()[0]
         if begins_between and self._is_between:
             self._texts[token] = text
@@ -163,7 +180,9 @@ class Vocabulary:
         self.context = 0
         self._fast: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         self.special = frozenset(self.tokenizer.all_special_ids)
-        self._check_ids()
+        vocabulary = self.tokenizer.get_vocab()
+        self.longest = max(map(len, vocabulary), default=1)  # characters of a token
+        self._check_ids(vocabulary.values())
         if sanitizes and self._fast is None:
             raise ModelFailed("parameter 'sanitize_control_tokens': needs a fast tokenizer, a tokenizer.json")
         self.template = ChatTemplate(
@@ -337,9 +356,9 @@ class Vocabulary:
         added = self._fast.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special or token.content in templates]
 
-    def _check_ids(self) -> None:
+    def _check_ids(self, ids: Collection[int]) -> None:
         """Raise ModelFailed for ids far beyond those of the model: tables of tokens are as long as the largest id."""
-        largest = max(self.tokenizer.get_vocab().values(), default=0)
+        largest = max(ids, default=0)
         if largest >= self.size + _MAX_EXTRA_IDS:
             raise ModelFailed(
                 f"the tokenizer has the token id {largest}, but the model has {self.size} tokens (vocab_size); "
@@ -389,7 +408,6 @@ class Vocabulary:
         before = list(before[-_BEFORE:])
         if self._bytes is not None:
             table = self._plain_bytes if skip_special else self._bytes
-            assert table is not None
             return BytesDetokenizer(table, before, self._texts[skip_special])
         return WindowDetokenizer(lambda ids: self.decode(ids, skip_special=skip_special, spaces=spaces), before)
 
@@ -411,20 +429,15 @@ class Vocabulary:
     def _data(self, token: int) -> bytes:
         """Return the bytes of a token that is a part of a character, b"" if they are unknown."""
         if self._bytes is not None:
-            return self._bytes.get(token, b"")
+            return self._bytes[token]
         byte = _BYTE_TOKEN.fullmatch(str(self.tokenizer.convert_ids_to_tokens(token)))
         return bytes.fromhex(byte[1]) if byte else b""
 
     def _read(self, token: int) -> str:
         if self._bytes is not None:
-            return self._bytes.get(token, b"").decode("utf-8", "replace")
+            return self._bytes[token].decode("utf-8", "replace")
         writer = self.detokenizer(self._anchor, skip_special=False, spaces=False)
         return writer.add(token) or writer.rest()
-
-    @cached_property
-    def longest(self) -> int:
-        """Length of the longest token in characters."""
-        return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     @cached_property
     def _anchor(self) -> list[int]:
@@ -432,15 +445,15 @@ class Vocabulary:
         return self.tokenize("a")[-1:]
 
     @cached_property
-    def _bytes(self) -> Mapping[int, bytes] | None:
+    def _bytes(self) -> TokenBytes | None:
         """Bytes of every token, None if the decoder is not byte-level."""
-        if self._fast is None or not _is_byte_level(self._fast):
-            return None
-        return {token: as_bytes(word) for word, token in self._fast.get_vocab(with_added_tokens=True).items()}
+        is_byte_level = self._fast is not None and isinstance(self._fast.decoder, decoders.ByteLevel)
+        return TokenBytes(self._fast) if is_byte_level else None
 
     @cached_property
-    def _plain_bytes(self) -> Mapping[int, bytes] | None:
-        return self._bytes and {token: part for token, part in self._bytes.items() if token not in self._special_tokens}
+    def _plain_bytes(self) -> TokenBytes:
+        """The same without special tokens."""
+        return TokenBytes(self._fast, self._special_tokens)
 
     @cached_property
     def _special_tokens(self) -> frozenset[int]:
@@ -454,11 +467,6 @@ class Vocabulary:
 def _adds_special_tokens(prompt: str | Chat) -> bool:
     """Whether the tokenizer adds its special tokens to a prompt."""
     return prompt.special_tokens if isinstance(prompt, Chat) else not isinstance(prompt, RawPrompt)
-
-
-def _is_byte_level(fast: Any) -> bool:
-    decoder = parse_json(fast.to_str())["decoder"]
-    return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -52,6 +52,22 @@ def test_tokens_within_a_character_have_their_bytes(tmp_path: Path) -> None:
         assert (whole.text, whole.data) == ("a" if name == "bytes" else "é", b"")
 
 
+def test_tokens_without_text(tmp_path: Path) -> None:
+    import tokenizers
+    import transformers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"Ġ": 0, "a": 1}, []))
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    vocabulary = Vocabulary(tmp_path, 300)
+    texts = {skips: vocabulary.detokenizer((), skip_special=skips, spaces=False) for skips in (False, True)}
+    for skips, expected in ((False, [" ", "a", "<end>", ""]), (True, [" ", "a", "", ""])):
+        assert [texts[skips].add(token) for token in (0, 1, 2, 299)] == expected  # the model alone has token 299
+    assert vocabulary.token(2, None).text == "<end>"
+    assert vocabulary.longest == len("<end>")
+
+
 WHOLE: dict[int, str] = {}
 DETOKENIZERS: list[tuple[Callable[[list[int]], Detokenizer], Callable[[list[int]], str], int]] = [
     (lambda before: BytesDetokenizer(BYTES, before, WHOLE), lossy, 256),
