@@ -274,8 +274,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     admin_port: Annotated[
         int,
         Option(
-            "further port, for metrics and model control only, which other ports then reject; 0: any free port, "
-            "-1: none",
+            "port for metrics and model control, which other ports then reject; 0: any free port, -1: none",
             ADDRESSES,
             minimum=-1,
             maximum=65535,
@@ -305,8 +304,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     version_weights_file: Annotated[
         str,
         Option(
-            "JSON file that keeps the version weights that load requests set, over restarts; empty: they end with the "
-            "server",
+            "JSON file that keeps version weights of load requests over restarts",
             MODELS,
         ),
     ] = ""
@@ -316,8 +314,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     max_loaded_models: Annotated[
         int,
         Option(
-            "model versions loaded at the same time with load_on_demand; the least recently used one is unloaded for "
-            "another; 0: no limit",
+            "model versions loaded at the same time with load_on_demand; 0: no limit",
             MODELS,
         ),
     ] = 0
@@ -337,7 +334,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     ] = False
     watch_quiet_s: Annotated[
         float,
-        Option("seconds for which the files of a model must not change before `watch` loads it", MODELS, minimum=0.05),
+        Option("seconds without a change of a model's files before `watch` loads it", MODELS, minimum=0.05),
     ] = 1.0
 
     api_keys: Annotated[
@@ -386,7 +383,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     auth_failures_per_minute: Annotated[
         int,
         Option(
-            "wrong keys that a client address may send in a minute; further ones get 429; 0: no limit",
+            "wrong keys of a client address in a minute; further ones get 429; 0: no limit",
             SECURITY,
             operator_only=True,
         ),
@@ -471,7 +468,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     access_log: Annotated[
         str,
         Option(
-            "file of the access log, which has a line for each request; -: standard output; default: none",
+            "file of the access log; -: standard output; default: none",
             LOGGING,
             operator_only=True,
         ),
@@ -486,8 +483,8 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     tracing_endpoint: Annotated[
         str,
         Option(
-            "base URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, that receives traces over "
-            "OTLP/HTTP; default: OTEL_EXPORTER_OTLP_ENDPOINT; without both there are no traces",
+            "base URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, for traces over OTLP/HTTP; "
+            "default: OTEL_EXPORTER_OTLP_ENDPOINT",
             LOGGING,
             operator_only=True,
         ),
@@ -495,8 +492,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     tracing_ratio: Annotated[
         float,
         Option(
-            "fraction of the requests without a traceparent that are traced, 0 to 1; -1: as OTEL_TRACES_SAMPLER, "
-            "which is all of them by default",
+            "fraction of the requests without a traceparent that are traced; -1: as OTEL_TRACES_SAMPLER says, or all",
             LOGGING,
             minimum=-1,
             maximum=1,

@@ -179,8 +179,8 @@ class ModelOptions:
     batch_linger: Annotated[
         float,
         Option(
-            "adaptive batch delay: share of the model's mean latency, at most 0.1 s, that a batch waits for clients "
-            "which resend immediately; 0: no delay",
+            "share of the model's mean latency, at most 0.1 s, that a batch waits for clients which resend immediately"
+            "; 0: no delay",
             maximum=10,
         ),
     ] = 0.5
@@ -193,21 +193,20 @@ class ModelOptions:
     share_caches: Annotated[
         bool,
         Option(
-            "answer the requests of one key from the response cache and the prefix cache of others too, which lets "
-            "them find out what others have sent",
+            "let keys share the response cache and the prefix cache, which tells them what others have sent",
             operator_only=True,
         ),
     ] = False
     timeout_s: Annotated[float, Option("deadline in seconds for requests that set none; 0: no deadline")] = 0.0
     trial_s: Annotated[
         float,
-        Option("seconds in which a model is tried with example requests when it is loaded; 0: it is not tried"),
+        Option("seconds in which a model is tried with example requests at load; 0: not tried"),
     ] = 10.0
     load_timeout_s: Annotated[
         float,
         Option(
-            "seconds in which a model must be loaded, and one more for each 20 MB of its files; 0: no limit. The time "
-            "that a worker waits in the queue of a launcher does not count",
+            "seconds in which a model must be loaded, without waiting for a scheduler, and one more for each 20 MB "
+            "of its files; 0: no limit",
         ),
     ] = 600.0
     cancel_grace_s: Annotated[
@@ -273,7 +272,7 @@ class WorkerOptions:
     worker_secret_file: Annotated[
         str,
         Option(
-            "file with the secret, of 20 characters or more, that the server and its workers prove to each other",
+            "file with the secret of server and workers, 20 characters or more",
             "Security and model control",
             operator_only=True,
             not_empty=True,

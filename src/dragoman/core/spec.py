@@ -232,7 +232,7 @@ class ModelSpec(ModelOptions):
         tuple[TensorSpec, ...], Option("outputs, each with name, datatype and shape; default: the model's own")
     ] = ()
     warmup: Annotated[
-        str, Option("file of Open Inference requests that the model answers before it is ready, relative to this file")
+        str, Option("file, relative to this one, of Open Inference requests that the model answers before it is ready")
     ] = ""
     labels: Annotated[
         Mapping[str, str], Option("file of class labels of each output, one a line, relative to this file")
