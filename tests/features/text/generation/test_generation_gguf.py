@@ -200,7 +200,8 @@ def rounding(reference: Any, name: str = "") -> Iterator[None]:
             hook.remove()
 
 
-# Difference of two logits by rounding activations, relative to the largest logit (docs/text-generation.md).
+# Difference of two logits by rounding activations, relative to the largest logit; those that were measured with a real
+# model are smaller (benchmarks/results/text-engine.md, accuracy of quantized weights).
 BOUND = 0.1
 
 
