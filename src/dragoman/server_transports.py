@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dragoman import plugins
@@ -12,6 +12,7 @@ from dragoman.assembly import (
     access_control,
     http_addresses,
     load_protocols,
+    make_observation,
     protocol_policy,
     split_routes,
     transport_limits,
@@ -26,8 +27,11 @@ from dragoman.settings import Settings
 from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.application import Application
 from dragoman.transports.async_results import StoredResultCall as StoredResultCall
+from dragoman.transports.bodies import BodyMemory
+from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcServer
 from dragoman.transports.http_server import HttpServer
+from dragoman.transports.recent_requests import RecentRequests
 from dragoman.transports.tls import TlsFiles
 
 
@@ -175,8 +179,15 @@ def make_kafka_input(engine: CallHandler, settings: Settings) -> Any:
         return None
     from dragoman.transports.kafka import KafkaInput
 
-    protocol = plugins.find("protocols", "oip_rest")(protocol_policy(settings))
-    application = Application(engine, [protocol], transport_limits(settings))
+    protocol = replace(plugins.find("protocols", "oip_rest")(protocol_policy(settings)), key="kafka")
+    limits = transport_limits(settings)
+
+    def application() -> Application:
+        executor = MessageExecutor(BodyMemory(limits.max_bodies_bytes))
+        # Of its own: with several processes this one has no HTTP server whose access log it could use.
+        executor.observation = make_observation(settings, TraceSettings(), RecentRequests(0))
+        return Application(engine, [protocol], limits, executor)
+
     return KafkaInput(engine, application, KafkaOptions(**values(KafkaOptions, settings)))
 
 

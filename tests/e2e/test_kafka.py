@@ -125,11 +125,14 @@ def test_messages_are_answered_as_by_mlserver(broker: Broker, folder: Path, capl
         kafka_properties=str(folder / "kafka.properties"),
         max_body_bytes=2000,
         max_queue=1,
+        access_log=str(folder / "access.log"),
+        access_log_format="json",
     ):
         wait_for(lambda: "reading 4 partitions of topic 'asked'" in caplog.text)
         for value, headers, _ in invalid:
             broker.send(value, **headers)
-        broker.send(body(1, 2, id="own"), mlserver_model="m", x_user="ada", authorization="secret")
+        named = {"x_user": "ada", "authorization": "secret", "x_request_id": "ordered"}
+        broker.send(body(1, 2, id="own"), mlserver_model="m", **named)
         broker.send(body(3, id="own"), "key", mlserver_model="m")
         found = [broker.receive() for _ in range(2)]
         wait_for(lambda: caplog.text.count("message at partition 0, offset") == len(invalid))
@@ -141,12 +144,22 @@ def test_messages_are_answered_as_by_mlserver(broker: Broker, folder: Path, capl
     by_key = {key: (headers, response) for key, headers, response in found}
     assert {*by_key} == {b"own", b"key"}
     sent_headers, response = by_key[b"own"]
-    named = [sent_headers[name] for name in ("Ce-Modelid", "Ce-Id", "content-type")]
-    assert named == ["m", "own", "application/json"]
+    sent = [sent_headers[name] for name in ("Ce-Modelid", "Ce-Id", "content-type")]
+    assert sent == ["m", "own", "application/json"]
     assert (response["id"], response["outputs"][0]["data"]) == ("own", [2.0, 4.0])
     assert response["parameters"] == {"x-user": "ada", "mlserver-model": "m", "authorization": "None"}
     sent_headers, response = by_key[b"key"]  # the key has precedence over the id in the body
     assert (sent_headers["Ce-Id"], response["id"], response["outputs"][0]["data"]) == ("key", "key", [6.0])
+    lines = [json.loads(line) for line in (folder / "access.log").read_text().splitlines()]
+    logged = [(line["protocol"], line["path"], line["model"], line["status"], line["request_id"]) for line in lines]
+    path = "/v2/models/m/infer"
+    assert logged.count(("kafka", path, "m", 200, "ordered")) == 1
+    statuses = {status for protocol, where, _, status, _ in logged if (protocol, where) == ("kafka", path)}
+    assert statuses == {200, 400}
+    assert sum(line["model"] == "slow" and line["status"] == 200 for line in lines) == 6
+    (own,) = (line for line in lines if line["request_id"] == "ordered")
+    assert own["received_bytes"] == len(body(1, 2, id="own"))
+    assert own["compute_ms"] > 0
 
 
 def test_a_group_continues_after_the_last_message_that_was_answered(broker: Broker, folder: Path) -> None:

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,9 +49,12 @@ class KafkaInput:
     is committed when its response has been delivered, so it is answered at least once.
 
     Raises InvalidInput if the client library is missing or a topic or property is invalid.
+    make_application: called by `start`. What observes its requests is closed with the input.
     """
 
-    def __init__(self, engine: CallHandler, application: Application, options: KafkaOptions) -> None:
+    def __init__(
+        self, engine: CallHandler, make_application: Callable[[], Application], options: KafkaOptions
+    ) -> None:
         try:
             import confluent_kafka
         except ModuleNotFoundError as error:
@@ -62,7 +66,8 @@ class KafkaInput:
                 raise InvalidInput(f"setting '{name}': expected {expected}, got {topic!r:.80}")
         self._library: Any = confluent_kafka
         self._engine = engine
-        self._application = application
+        self._make_application = make_application
+        self._application: Application | None = None  # until it is started
         self._options = options
         properties = {**_read_properties(options.kafka_properties), "bootstrap.servers": options.kafka_servers}
         group = {
@@ -88,6 +93,7 @@ class KafkaInput:
 
     async def start(self) -> None:
         """Begin to read messages once every model has been tried; returns at once."""
+        self._application = self._make_application()
         self._loop = asyncio.get_running_loop()
         self._starting = asyncio.create_task(self._start())
 
@@ -111,6 +117,8 @@ class KafkaInput:
         self._ends.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
+        if self._application is not None and (observation := self._application.executor.observation) is not None:
+            await asyncio.to_thread(observation.close)
 
     # --- in the thread -----------------------------------------------------------------------------------------
 
@@ -224,16 +232,18 @@ class KafkaInput:
 
     async def _respond(self, message: Any) -> bool:
         """Send the response to a message. Raises InvalidInput with the error of the model or protocol."""
-        limit, size = self._application.limits.max_body_bytes, len(message.value() or b"")
+        application = self._application
+        assert application is not None
+        limit, size = application.limits.max_body_bytes, len(message.value() or b"")
         if size > limit:
             raise InvalidInput(f"expected at most {limit} bytes, got {size}")
         key, request = _to_http(message)
-        match = self._application.match("POST", request.path, {})
+        match = application.match("POST", request.path, {})
         request = msgspec.structs.replace(request, params=match.params)
         delay_s, end_s = _FIRST_RETRY_S, time.monotonic() + _RETRY_S
         while True:
             response = _Response()
-            await self._application.answer(match, request, response)
+            await application.answer(match, request, response)
             if response.status == 200:
                 break
             if self._drains.is_set() and response.status == _UNAVAILABLE:
