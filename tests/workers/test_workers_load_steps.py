@@ -2,6 +2,7 @@
 
 import threading
 from contextvars import copy_context
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,17 @@ async def test_steps_are_observed(placement: str) -> None:
     with observe_steps(steps.append):
         await pool.start()
     await pool.close()
-    first = [LoadStep("starting a process")] if placement == "process" else []
+    first = [LoadStep("starting a process to read the model")] if placement == "process" else []
     assert steps == [*first, LoadStep("reading"), LoadStep("loading", 2_500_000), LoadStep("mixing", 7)]
+
+
+async def test_a_process_in_which_a_model_stays() -> None:
+    steps: list[LoadStep] = []
+    pool: Any = plugins.find("pools", "process")(replace(spec_of("Mixes"), placement="process"), lambda: None)
+    with observe_steps(steps.append):
+        await pool.start()
+    await pool.close()
+    assert steps[0] == LoadStep("starting a process")
 
 
 async def test_no_steps_are_sent_once_the_model_is_loaded() -> None:

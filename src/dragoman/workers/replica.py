@@ -94,7 +94,8 @@ class Replica(JobSender):
         """Start the process and load the model. Raises ModelFailed or WrongPlacement, then nothing is left running."""
         begin_s = time.monotonic()
         self._observer = current_observer()
-        report_step("starting a process")
+        # A model that was given no placement is read there, and may then prefer to run elsewhere.
+        report_step("starting a process" if self._spec.placement else "starting a process to read the model")
         spec_frame = self._encode_spec()
         self._contents: tuple[FileContent, ...] = ()
         self._sending: asyncio.Task[None] | None = None
