@@ -285,6 +285,18 @@ def test_generating_models_and_pickles_are_rejected(saved: Path, tmp_path: Path)
     assert _results(model, {"args": TEXTS}) == _direct("feature-extraction", saved / "Model")(TEXTS)
 
 
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_labels"])
+def test_more_modules_than_weights_are_rejected_before_they_are_built(saved: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved / "ForSequenceClassification", folder)
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, name: 10**9}))
+    with pytest.raises(
+        ModelFailed, match=rf"config.json in 'model' has {name} 1000000000, but the weights have \d+ te"
+    ):
+        _load(folder)
+
+
 def test_an_architecture_without_a_task_needs_the_setting(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "Model", tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())

@@ -52,9 +52,7 @@ class KafkaInput:
     make_application: called by `start`. What observes its requests is closed with the input.
     """
 
-    def __init__(
-        self, engine: CallHandler, make_application: Callable[[], Application], options: KafkaOptions
-    ) -> None:
+    def __init__(self, engine: CallHandler, make_application: Callable[[], Application], options: KafkaOptions) -> None:
         try:
             import confluent_kafka
         except ModuleNotFoundError as error:

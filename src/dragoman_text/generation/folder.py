@@ -1,17 +1,16 @@
 """Check the folder of a text model before it is loaded; explain errors in one line."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import load_object
+from dragoman.runtimes.saved_sizes import INDEX, MAX_HEADER_BYTES, WEIGHTS, check_sizes, weight_files
 from dragoman_text.generation.gguf_file import GgufError, GgufFile, open_file
 
-_WEIGHTS = "model.safetensors"
-_INDEX = f"{_WEIGHTS}.index.json"
 _TOKENIZERS = (
     "tokenizer.json",
     "tokenizer.model",
@@ -32,7 +31,6 @@ _OTHER_FORMATS: Mapping[str, str] = {
 }
 _GIT_LFS = b"version https://git-lfs"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-_MAX_HEADER_BYTES = 1 << 27  # safetensors limits headers to 100 MB
 
 
 def check(folder: Path) -> GgufFile | None:
@@ -102,71 +100,21 @@ def _check_configuration(folder: Path) -> None:
         )
 
 
-# Sizes in config.json that are numbers of modules: each module has at least one tensor, except that the experts of a
-# layer may be parts of one tensor.
-_LAYERS = frozenset(
-    (
-        *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_decoder_layers", "num_encoder_layers"),
-        *("encoder_layers", "decoder_layers", "num_blocks", "n_blocks", "depth"),
-    )
-)
-_EXPERTS = frozenset(("num_experts", "num_local_experts", "n_routed_experts", "n_experts", "moe_num_experts"))
-
-
-def check_sizes(folder: Path) -> None:
-    """Raise ModelFailed if config.json has more layers or experts than the weights: building them would take memory
-    without end."""
-    tensors = [each for path in weight_files(folder) for each in _tensors(path).values()]
-    largest = max((size for each in tensors for size in each.get("shape", ())), default=0)
-    for name, count in _counts(load_object(folder / "config.json", "its configuration")):
-        limit = max(len(tensors), largest) if name in _EXPERTS else len(tensors)
-        if count > limit:
-            raise ModelFailed(
-                f"config.json in '{folder.name}' has {name} {count}, but the weights have {len(tensors)} tensors; copy "
-                "the folder again"
-            )
-
-
-def _counts(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the numbers of modules in a configuration and those inside it."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _counts(value)
-        elif isinstance(value, int) and name in _LAYERS | _EXPERTS:
-            yield name, value
-
-
-def _tensors(path: Path) -> Mapping[str, Any]:
-    """Return the descriptions of the tensors in a safetensors file."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header: Mapping[str, Any] = parse_json(file.read(length))
-    return {name: each for name, each in header.items() if name != "__metadata__"}
-
-
 # --- weights -----------------------------------------------------------------------------------------------
 
 
 def _check_weights(folder: Path) -> None:
-    if (folder / _WEIGHTS).is_file():
-        _check_file(folder / _WEIGHTS)
-    elif (folder / _INDEX).is_file():
+    if (folder / WEIGHTS).is_file():
+        _check_file(folder / WEIGHTS)
+    elif (folder / INDEX).is_file():
         _check_shards(folder)
     elif shards := sorted(folder.glob("model-*-of-*.safetensors")):
-        raise ModelFailed(f"'{folder.name}' has {shards[0].name} but no {_INDEX}; copy that file beside the weights")
+        raise ModelFailed(f"'{folder.name}' has {shards[0].name} but no {INDEX}; copy that file beside the weights")
     else:
         for pattern, format_ in _OTHER_FORMATS.items():
             if weights := next(iter(sorted(folder.glob(pattern))), None):
-                raise ModelFailed(f"'{folder.name}' has no {_WEIGHTS}; the weights in {weights.name} are {format_}")
-        raise ModelFailed(f"no weights found in '{folder.name}'; copy {_WEIGHTS} beside config.json")
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder, those of its index if there are several."""
-    if (folder / _WEIGHTS).is_file():
-        return [folder / _WEIGHTS]
-    named = load_object(folder / _INDEX, "its list of weights").get("weight_map")
-    return [folder / name for name in sorted({str(name) for name in named.values()})] if isinstance(named, dict) else []
+                raise ModelFailed(f"'{folder.name}' has no {WEIGHTS}; the weights in {weights.name} are {format_}")
+        raise ModelFailed(f"no weights found in '{folder.name}'; copy {WEIGHTS} beside config.json")
 
 
 def _check_shards(folder: Path) -> None:
@@ -174,7 +122,7 @@ def _check_shards(folder: Path) -> None:
     missing = [name for name in files if not (folder / name).is_file()]
     if missing or not files:
         problem = f"lacks {missing[0]}, one of {len(missing)} missing files of" if missing else "names no files in"
-        raise ModelFailed(f"'{folder.name}' {problem} {_INDEX}; copy the folder again")
+        raise ModelFailed(f"'{folder.name}' {problem} {INDEX}; copy the folder again")
     for name in files:
         _check_file(folder / name)
 
@@ -190,7 +138,7 @@ def _check_file(path: Path) -> None:
             )
         length = int.from_bytes(start[:8], "little")
         file.seek(8)
-        header = file.read(length) if len(start) >= 8 and 2 <= length <= min(size, _MAX_HEADER_BYTES) else b""
+        header = file.read(length) if len(start) >= 8 and 2 <= length <= min(size, MAX_HEADER_BYTES) else b""
     try:
         tensors: Mapping[str, Any] = parse_json(header)
         ends = [each["data_offsets"][1] for name, each in tensors.items() if name != "__metadata__"]

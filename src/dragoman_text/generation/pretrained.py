@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from dragoman.core.errors import ModelFailed
 from dragoman.runtimes.pretrained import takes_images
+from dragoman.runtimes.saved_sizes import check_parameters
 from dragoman.system.load_steps import report_step
 from dragoman_kernels import NoKernels
 from dragoman_text.generation.block_layers import quantize_layers, read_blocks, with_layers
@@ -124,6 +126,10 @@ def load_pretrained(folder: Path, dtype: str, device_name: str, *, maps: bool = 
         weights, layers = _read_quantized(folder, quantization, used_dtype, own if maps and is_cpu(device) else None)
         factory = with_layers(type(own), layers) if layers else type(own)
         source, inside = None, {"state_dict": weights}
+    elif not (quantization or inside):
+        with torch.device("meta"):
+            own = factory.from_config(deepcopy(config))
+        check_parameters(sum(each.numel() for each in own.parameters()), folder)
     model, loading_info = factory.from_pretrained(
         source,
         config=config,

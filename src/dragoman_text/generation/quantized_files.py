@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from dragoman.core.errors import ModelFailed
-from dragoman_text.generation.folder import weight_files
+from dragoman.runtimes.saved_sizes import weight_files
 from dragoman_text.generation.integer_weights import IntegerWeight
 
 Tensors = Mapping[str, torch.Tensor]

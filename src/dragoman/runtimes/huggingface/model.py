@@ -20,6 +20,7 @@ from dragoman.runtimes.files import check_pickle
 from dragoman.runtimes.huggingface import RUNTIME
 from dragoman.runtimes.huggingface.sentence_transformers import EncoderFiles, apply_parameters, read_encoder_files
 from dragoman.runtimes.pretrained import is_sentence_transformers
+from dragoman.runtimes.saved_sizes import INDEX, WEIGHTS, check_sizes
 from dragoman.system.transformers_loads import transformers_lock
 
 _MAX_SCORED_LABELS = 2  # of cross-encoders: a score, or no and yes
@@ -154,6 +155,8 @@ class HuggingFaceModel(Model):
         is_encoder = bool(files.modules) or "pooling" in parameters
         folder = str(files.folder) if files.modules else source
         common = {"trust_remote_code": False, "local_files_only": parameters.get("allow_download") is not True}
+        if any((Path(folder) / name).is_file() for name in (WEIGHTS, INDEX)):
+            check_sizes(Path(folder))
         config = transformers.AutoConfig.from_pretrained(folder, **files.config_kwargs, **common)
         self._tasks = self._find_tasks(config, files, is_encoder=is_encoder)
         task = self._tasks[0]

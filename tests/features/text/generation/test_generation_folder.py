@@ -15,8 +15,9 @@ import pytest
 import dragoman
 from dragoman.core.calls import Load, Request
 from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.runtimes.saved_sizes import check_sizes, weight_files
 from dragoman.system import process
-from dragoman_text.generation.folder import check, check_sizes, explain_error, weight_files
+from dragoman_text.generation.folder import check, explain_error
 from dragoman_text.runtimes.llm.model import LanguageModel
 
 from .test_generation_gguf_file import content, key, tensor
@@ -98,6 +99,17 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (
         lambda f: _config(f, vocab_size=999),
         "has weights of other shapes than config.json says; .* sizes such as vocab_size and hidden_size",
+    ),
+    *(
+        (
+            lambda f, name=name: _config(f, **{name: 2**40}),
+            r"has weights of other shapes than config.json says: \d+ numbers instead of \d+; .* such as vocab_size and",
+        )
+        for name in ("vocab_size", "hidden_size", "intermediate_size")
+    ),
+    (
+        lambda f: _config(f, num_labels=10**9),
+        r"config.json in 'broken' has num_labels 1000000000, but the weights have \d+ tensors",
     ),
     (
         _add_token,
