@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -438,6 +439,21 @@ def test_child_processes_do_not_inherit_secrets(monkeypatch: pytest.MonkeyPatch)
     forget_secrets()
     assert "DRAGOMAN_CONTROL_TOKEN" not in os.environ
     forget_secrets()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_other_processes_do_not_see_secrets_in_the_environment_of_the_server() -> None:
+    code = (
+        "import os; from dragoman.core.options import collector_headers, forget_secrets; forget_secrets(); "
+        "print(open('/proc/self/environ').read().split(chr(0)), collector_headers(), os.environ['KEPT'])"
+    )
+    secrets = {"DRAGOMAN_API_KEY": "sesame", "DRAGOMAN_WORKER_SECRET": "", "OTEL_EXPORTER_OTLP_HEADERS": "k=tulip"}
+    others = {"KEPT": "DRAGOMAN_API_KEY=1", "DRAGOMAN_API_KEYS": "file"}
+    found = subprocess.run([sys.executable, "-c", code], env={**secrets, **others}, capture_output=True, text=True)
+    shown, _, rest = found.stdout.rpartition("] ")
+    assert rest == "k=tulip DRAGOMAN_API_KEY=1\n", found.stderr
+    assert "'KEPT=DRAGOMAN_API_KEY=1', 'DRAGOMAN_API_KEYS=file'" in shown
+    assert "'DRAGOMAN_API_KEY=******', 'DRAGOMAN_WORKER_SECRET=', 'OTEL_EXPORTER_OTLP_HEADERS=*******'" in shown
 
 
 @pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"])

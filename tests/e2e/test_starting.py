@@ -409,9 +409,9 @@ def test_models_do_not_see_keys_and_tokens(tmp_path: Path, placement: str, proce
             assert "sesame" not in seen
             assert "tulip" not in seen
         for pid in process.workers():
-            environ, command = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
             assert b"sesame" not in environ
-            assert (b"tulip" in environ) == (b"dragoman.processes.child" in command)  # it exports traces
+            assert b"tulip" not in environ
         assert process.request("POST", "/v2/repository/index", {})[0] == 401
         assert process.request("POST", "/v2/repository/index", {}, {"authorization": "Bearer sesame"})[0] == 200
 

@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from dragoman.core.errors import InvalidInput
+from dragoman.system.process import overwrite_variables
 
 Placement = Literal["", "inline", "thread", "process"]
 WorkingDirectory = Literal["shared", "own"]
@@ -324,7 +325,7 @@ class KafkaOptions:
     ] = ""
 
 
-# Settings whose values are secret, by name. Their environment variables stay in the server's process.
+# Settings whose values are secret, by name. Their environment variables are removed once they have been read.
 SECRET_SETTINGS = ("api_key", "control_token", "worker_secret")
 _VARIABLES = frozenset(f"DRAGOMAN_{name.upper()}" for name in SECRET_SETTINGS)
 # OpenTelemetry's variables of HTTP headers for a collector, which may hold its key; the first that is set counts.
@@ -347,7 +348,9 @@ def collector_headers() -> str:
 
 
 def forget_secrets() -> None:
-    """Remove the server's secrets from this process's environment, once they have been read."""
+    """Remove the server's secrets from this process's environment, once they have been read, and from what the kernel
+    shows of it."""
+    overwrite_variables({*_VARIABLES, *_COLLECTOR_HEADERS})
     for name in _VARIABLES:
         os.environ.pop(name, None)
     for name in _COLLECTOR_HEADERS:
