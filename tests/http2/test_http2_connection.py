@@ -10,6 +10,7 @@ from dragoman.transports.http2.fields import encode_fields
 from dragoman.transports.http2.frames import frame
 from dragoman.transports.http2.limits import Http2Limits
 
+GRPC = [*POST, ("content-type", "application/grpc")]
 Act = Callable[[Wire], object]
 
 
@@ -77,7 +78,7 @@ def test_unknown_frames_flags_and_settings_are_ignored() -> None:
 
 def test_graceful_shutdown() -> None:
     wire = Wire(EchoService(responds=False))
-    wire.headers(1)
+    wire.headers(1, GRPC)
     wire.connection.drain()
     first, ping = wire.read()
     assert first.last_stream_id == frames.NUMBER
@@ -91,6 +92,28 @@ def test_graceful_shutdown() -> None:
         assert wire.closed < 1
         listener.stream.send_headers(b"\x88", ended=True)
     assert wire.closed == 1
+
+
+def test_requests_in_flight_of_http_are_answered_before_goaway() -> None:
+    """The package h2, which httpx uses, drops what comes after a GOAWAY."""
+    wire = Wire(EchoService(responds=False)).headers(1)
+    for _ in range(2):
+        wire.connection.drain()
+        assert wire.read() == []
+    wire.headers(3)
+    for handler in wire.service.handlers:
+        assert wire.closed < 1
+        handler.stream.send_headers(b"\x88", ended=True)
+    *_, response, _, goaway = wire.read()
+    assert (response.stream_id, "END_STREAM" in response.flags) == (3, True)
+    assert (goaway.last_stream_id, goaway.error_code, wire.closed) == (3, 0, 1)
+
+
+def test_a_connection_without_a_request_gets_goaway_at_once() -> None:
+    wire = Wire().headers(1).data(1, ended=True)
+    wire.read()
+    wire.connection.drain()
+    assert wire.frame_names() == ["GoAway", "Ping"]
 
 
 def test_a_connection_that_refuses_streams_ends_with_its_last_one_also_if_it_was_not_drained() -> None:

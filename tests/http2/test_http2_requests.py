@@ -13,6 +13,7 @@ import grpc
 import h2.config
 import h2.connection
 import h2.events
+import httpx2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -194,6 +195,38 @@ async def test_a_disconnect_cancels_the_call(action: str) -> None:
         requesting.cancel()
         await asyncio.wait([requesting])
         writer.transport.abort()
+
+
+class Waits(dragoman.Model):
+    """Answer once it is told to."""
+
+    inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
+    placement = "inline"
+
+    def __init__(self) -> None:
+        self.began, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        self.began.set()
+        await self.may_answer.wait()
+        return {"y": call.inputs["x"].data}
+
+
+async def test_a_request_in_flight_is_answered_before_the_server_stops() -> None:
+    """Also to clients such as httpx, which give up a response when they receive a GOAWAY before it."""
+    model = Waits()
+    async with dragoman.Server(model, http_port=0, grpc_port=-1, trial_s=0) as server:
+        url = f"http://127.0.0.1:{server.http_ports[0]}/v2/models/Waits/infer"
+        async with httpx2.AsyncClient(http1=False, http2=True, timeout=60) as client:
+            requesting = asyncio.ensure_future(client.post(url, json=REQUEST))
+            await asyncio.wait_for(model.began.wait(), 60)
+            stopping = asyncio.ensure_future(server.stop(60))
+            await asyncio.sleep(0.1)
+            model.may_answer.set()
+            response = await requesting
+            await asyncio.wait_for(stopping, 60)
+    assert (response.status_code, response.http_version) == (200, "HTTP/2")
+    assert response.json()["outputs"][0]["data"] == [1.0, 2.0, 3.0]
 
 
 async def test_a_slow_body_is_rejected() -> None:

@@ -12,11 +12,15 @@ connection. `RateLimits` bounds what a client may let the server do for nothing.
 
     phase     entered by                                       new streams   leaves it
     OPEN      the start                                        accepted      by `drain`, by GOAWAY of the client
+    ENDING    `drain` during a request that is not of gRPC     accepted      with its last stream, by `refuse_streams`
     DRAINING  our GOAWAY with the highest number, and a PING   accepted      by the acknowledgement of the PING, or soon
     REFUSING  our GOAWAY with the last number, or the          refused       with its last stream
               client's GOAWAY
     CLOSED    the end of the last stream, an error, or the     none
               client's disconnection
+
+Clients of gRPC open another connection once they have our GOAWAY, and finish their calls on this one. Many of HTTP, such
+as the package h2, drop everything after a GOAWAY, also the response that they wait for: they get it after that.
 
 Until the client's SETTINGS have arrived (`settled`), every other frame is an error.
 """
@@ -37,6 +41,7 @@ from dragoman.transports.http2.request import check_trailers
 from dragoman.transports.http2.stream import (
     CLOSED,
     DRAINING,
+    ENDING,
     OPEN,
     REFUSING,
     Backlog,
@@ -96,6 +101,7 @@ class Http2Connection:
         self.incomplete_since_s = math.inf
         self.settled = False
         self.phase = OPEN
+        self._has_grpc = False
         self.host = self.address = ""
         self.reserved = False
         self.calls: Any = None
@@ -173,6 +179,7 @@ class Http2Connection:
         sender = self.sender
         stream = Http2Stream(self, number, length, self._limits.stream_window, sender.stream_window, sender.now_s)
         streams[number] = stream
+        self._has_grpc = self._has_grpc or headers.is_grpc
         stream.remote_ended = ended
         try:
             handler = self._service.open(stream, headers, ended)
@@ -362,8 +369,11 @@ class Http2Connection:
         self._writer.send(frames.frame(frames.PING, 0, 0, _PING))
 
     def drain(self) -> None:
-        """Announce that no new stream will be accepted; `refuse_streams` follows once the client has seen it."""
-        if self.phase == OPEN:
+        """Announce that no new stream will be accepted, and `refuse_streams` once the client has seen it; or end with the
+        last stream."""
+        if self.phase == OPEN and self.streams and not self._has_grpc:
+            self.phase = ENDING
+        elif self.phase == OPEN:
             self.phase = DRAINING
             self._writer.send(frames.goaway(frames.NUMBER, frames.NO_ERROR))
             self.ping()
@@ -457,6 +467,8 @@ class Http2Connection:
             self.sender.drop(stream)
         if self.phase == REFUSING:
             self._close_if_done()
+        elif self.phase == ENDING and not self.streams:
+            self.refuse_streams()
 
     # --- for streams ---------------------------------------------------------------------------------------------
 

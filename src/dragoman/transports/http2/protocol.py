@@ -12,7 +12,7 @@ from dragoman.transports.executor import MessageExecutor, ReadLimiter
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.limits import Http2Limits
-from dragoman.transports.http2.stream import CLOSED, OPEN, Buffer, Http2Service
+from dragoman.transports.http2.stream import CLOSED, ENDING, OPEN, Buffer, Http2Service
 from dragoman.transports.listener import Listener, end_output
 
 log = logging.getLogger("dragoman.http2")
@@ -179,8 +179,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self.connection.on_connection_lost()
             self._listener.remove(self)
             return
+        has_waited = self.connection.phase == ENDING  # until the calls had ended; responses may still be on their way
         self.connection.drain()
-        self._loop.call_later(_LINGER_S, self.connection.refuse_streams)  # if the client does not acknowledge the PING
+        if self.connection.phase != ENDING or has_waited:
+            self._loop.call_later(_LINGER_S, self.connection.refuse_streams)  # if no PING is acknowledged
 
     def cancel(self) -> None:
         for stream in list(self.connection.streams.values()):

@@ -9,7 +9,7 @@ from dragoman.transports.http2.request import Http2Headers
 Buffer = bytes | bytearray | memoryview
 
 # Phases of a connection, in their order; see `connection`.
-OPEN, DRAINING, REFUSING, CLOSED = range(4)
+OPEN, ENDING, DRAINING, REFUSING, CLOSED = range(5)
 
 
 # Smaller changes are not reported.
