@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import resource
 import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +176,31 @@ def test_a_full_disk_drops_lines_and_stops_nothing(tmp_path: Path) -> None:
         wait_until(lambda: dropped(server) >= 3, "dropped lines")
         assert server.infer("Quick", [1.0])[0] == 200
         server.wait_for_log("access log cannot be written: No space left on device")
+
+
+def test_a_line_that_was_cut_by_a_full_disk_is_not_continued(tmp_path: Path) -> None:
+    (tmp_path / "authored.py").write_text(MODEL)
+    path, unlimited = tmp_path / "access.log", resource.RLIM_INFINITY
+
+    def lines() -> list[str]:
+        return path.read_text().splitlines()
+
+    flags = ("--placement", "inline", "--access-log", str(path), "--access-log-format", "json", "--log-level", "error")
+    with running_server(f"{tmp_path / 'authored.py'}:Quick", *flags) as server:
+        for _ in range(60):  # more than the server itself has logged, to which the limit applies too
+            assert server.infer("Quick", [1.0])[0] == 200
+        wait_until(lambda: sum("/infer" in line for line in lines()) == 60, "60 lines")
+        size = path.stat().st_size + 100  # less than one line
+        resource.prlimit(server.popen.pid, resource.RLIMIT_FSIZE, (size, unlimited))
+        assert server.infer("Quick", [1.0])[0] == 200
+        wait_until(lambda: dropped(server) >= 1, "a dropped line")
+        assert path.stat().st_size == size
+        resource.prlimit(server.popen.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+        assert server.infer("Quick", [2.0])[0] == 200
+        wait_until(lambda: "/infer" in lines()[-1], "the last line")
+    *before, last = (line for line in lines() if "/infer" in line or not line.endswith("}"))
+    assert json.loads(last)["path"] == "/v2/models/Quick/infer"
+    assert [len(line) for line in before if not line.endswith("}")] == [100]
 
 
 # `python -c`: a server whose output goes to a full disk.

@@ -41,6 +41,7 @@ class AccessLog:
         self._warned_s = -_WARN_EVERY_S
         self._is_closed = threading.Event()
         self._file = -1
+        self._is_cut = False  # the file ends within a line, because the disk was full
         try:
             self._open()
         except OSError as error:
@@ -85,19 +86,25 @@ class AccessLog:
             self._write(requests)
 
     def _write(self, requests: list[RequestRecord]) -> None:
-        data = self._formatter.format(requests, time.time() - time.monotonic()).encode(errors="replace")
+        lines = self._formatter.format(requests, time.time() - time.monotonic()).encode(errors="replace")
+        data, begin, written = lines, 0, 0
         try:
             self._reopen_if_moved()
-            written = 0
+            if self._is_cut:
+                data, begin = b"\n" + lines, 1
             while written < len(data):
                 written += os.write(self._file, data[written:])
-            self._lines += len(requests)
         except OSError as error:
-            self._dropped += len(requests)
             now_s = time.monotonic()
             if now_s - self._warned_s >= _WARN_EVERY_S:
                 self._warned_s = now_s
-                log.warning("access log cannot be written: %s; dropped=%d", error.strerror, self._dropped)
+                dropped = self._dropped + len(requests) - data.count(b"\n", begin, written)
+                log.warning("access log cannot be written: %s; dropped=%d", error.strerror, dropped)
+        if written:
+            self._is_cut = not data.endswith(b"\n", 0, written)
+        whole = data.count(b"\n", begin, written)
+        self._lines += whole
+        self._dropped += len(requests) - whole
 
     def _open(self) -> None:
         if self._path == _STANDARD_OUTPUT:
@@ -113,7 +120,7 @@ class AccessLog:
         except FileNotFoundError:
             is_same = False
         if not is_same:
-            before = self._file
+            before, self._is_cut = self._file, False
             self._open()  # first: without a file of its own, the number could soon be that of a connection
             os.close(before)
 
