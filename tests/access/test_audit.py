@@ -73,7 +73,8 @@ async def test_changes_of_models(lines: Lines, keys: KeyFile, tmp_path: Path) ->
     (tmp_path / "models" / "m" / "1" / "model.py").write_text(
         "import dragoman\n\n@dragoman.model(placement='thread')\ndef model(x: float) -> float:\n    return x\n"
     )
-    async with serving(tmp_path / "models", api_keys=str(keys.path), grpc_port=0) as server:
+    settings = {"api_keys": str(keys.path), "version_weights_file": "-"}
+    async with serving(tmp_path / "models", **settings, grpc_port=0) as server:
         for path, body, expected in (
             ("POST /v2/repository/models/m/unload", b"", {"action": "unload", "model": "m"}),
             ("POST /v2/repository/models/m/load", b"", {"action": "load", "model": "m"}),

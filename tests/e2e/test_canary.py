@@ -55,7 +55,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def process(models: Path) -> Iterator[ServerProcess]:
-    with running_server(str(models), "--placement", "inline", "--control-token", "t") as process:
+    with running_server(
+        str(models), "--placement", "inline", "--control-token", "t", "--version-weights-file", "-"
+    ) as process:
         yield process
 
 

@@ -126,7 +126,7 @@ async def test_versions_with_weights_are_served_beside_no_others(folder: Path) -
 
 async def test_weights_change_at_run_time_without_a_reload(folder: Path) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 0 }')
-    async with open_engine(folder, control_open=True, placement="inline") as engine:
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file="-") as engine:
         before = engine.deployments()
         assert await count(engine) == {"1": 40}
         await load(engine, weights="1=0, 2=5")
@@ -141,7 +141,7 @@ async def test_weights_change_at_run_time_without_a_reload(folder: Path) -> None
 
 async def test_a_new_version_is_loaded_with_its_share(folder: Path) -> None:
     write_settings(folder, version_policy="1")
-    async with open_engine(folder, control_open=True, placement="inline") as engine:
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file="-") as engine:
         (first,) = engine.deployments()
         write_settings(folder, version_policy="all")
         await load(engine, "2", "1=1,2=0")
@@ -156,7 +156,7 @@ async def test_a_new_version_is_loaded_with_its_share(folder: Path) -> None:
 
 async def test_weights_of_a_load_request_take_the_place_of_the_default_version(folder: Path) -> None:
     write_settings(folder, default_version="1", version_policy="all")
-    async with open_engine(folder, control_open=True, placement="inline") as engine:
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file="-") as engine:
         assert await count(engine, 5) == {"1": 5}
         await load(engine, weights="2=1")
         assert await count(engine, 5) == {"2": 5}
@@ -226,10 +226,16 @@ async def test_a_file_of_weights_keeps_its_mode_and_the_link_to_it(folder: Path,
     )
 
 
-async def test_weights_without_a_file_end_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with open_engine(folder, control_open=True, placement="inline") as engine:
+async def test_weights_that_would_end_with_the_server_are_rejected(folder: Path) -> None:
+    async with open_engine(folder, control_open=True, placement="inline", version_policy="all") as engine:
+        for version in ("", "2"):
+            with pytest.raises(errors.Forbidden, match="'version_weights' is not allowed.*version_weights_file"):
+                await load(engine, version, "1=95,2=5")
+        assert await count(engine) == {"3": 40}
+        await load(engine, weights="")  # which returns to the settings
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file="-") as engine:
         await load(engine, weights="3=1")
-    assert "version_weights_file" in caplog.text
+        assert await shares(engine) == {"3": 1}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +251,7 @@ async def test_invalid_files_of_weights(folder: Path, tmp_path: Path, text: str)
 
 async def test_scaling_keeps_the_weights(folder: Path) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 0 }', placement="thread")
-    async with open_engine(folder, control_open=True, placement="inline") as engine:
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file="-") as engine:
         await engine.call(Request(ScaleModel("", 2), "m"))
         assert await count(engine, 5) == {"1": 5}
 
@@ -268,7 +274,7 @@ async def test_invalid_weights_at_run_time_change_nothing(
     folder: Path, version: str, weights: str, message: str
 ) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 0 }')
-    async with open_engine(folder, control_open=True, placement="inline") as engine:
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file="-") as engine:
         with pytest.raises(errors.InvalidInput, match=message):
             await load(engine, version, weights)
         assert await count(engine, 5) == {"1": 5}
@@ -299,7 +305,7 @@ async def test_invalid_weights_in_the_settings(
         async with open_engine(folder, placement="inline"):
             pass
     (folder / "dragoman.toml").unlink()
-    async with open_engine(folder, control_open=True, placement="inline") as engine:
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file="-") as engine:
         write_settings(folder, weights, **settings)
         with pytest.raises(errors.InvalidInput, match=message):
             await load(engine)
@@ -309,7 +315,7 @@ async def test_invalid_weights_in_the_settings(
 async def test_a_version_that_is_not_ready_gets_no_requests(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 1, "3" = 0 }')
     write(folder, "1", source="raise ValueError('bad file')")
-    async with open_engine(folder, control_open=True, placement="inline") as engine:
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file="-") as engine:
         with caplog.at_level(logging.WARNING, "dragoman.engine"):
             assert await count(engine) == {"2": 40}
             assert await shares(engine) == {"1": 0, "2": 1}
@@ -375,7 +381,7 @@ async def test_versions_that_differ_for_clients_do_not_share_requests(folder: Pa
     if difference.startswith("handlers"):
         write(folder, "1", extra=HANDLER.replace("/version", "/other"))
     write_settings(folder, '{ "1" = 1, "2" = 0 }')
-    async with open_engine(folder, control_open=True, placement="inline") as engine:
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file="-") as engine:
         with pytest.raises(errors.InvalidInput, match=message):
             await load(engine, weights="1=1,2=1")
         with pytest.raises(errors.InvalidInput, match=message):
@@ -384,7 +390,9 @@ async def test_versions_that_differ_for_clients_do_not_share_requests(folder: Pa
         with pytest.raises(errors.InvalidInput, match=message):
             await load(engine)
         assert await count(engine) == {"1": 40}
-    async with open_engine(folder, control_open=True, placement="inline") as engine:  # at the start
+    async with open_engine(
+        folder, control_open=True, placement="inline", version_weights_file="-"
+    ) as engine:  # at the start
         with pytest.raises(errors.NotReady, match=message):
             await engine.infer("m", X)
         assert not engine.ready()
@@ -415,7 +423,7 @@ async def test_handlers_follow_the_weights(folder: Path) -> None:
     for version in ("1", "2"):
         write(folder, version, extra=HANDLER)
     write_settings(folder, '{ "1" = 0, "2" = 1 }')
-    async with open_engine(folder, control_open=True, placement="inline") as engine:
+    async with open_engine(folder, control_open=True, placement="inline", version_weights_file="-") as engine:
         call = Request(Handle(method="POST", path="/version"))
         assert (await engine.call(call)).answer.content == b"2"
         await load(engine, weights="1=1")

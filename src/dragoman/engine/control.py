@@ -131,8 +131,10 @@ class ModelControl:
 
         With `version_weights` only these are changed, once the version is loaded, if there is one. They stay until the
         whole model is loaded again. `sent`: `config` and `files` of the call `Load`. Raises ModelNotFound, NotReady,
-        InvalidInput, AlreadyLoaded, OutOfMemory (the old version stays).
+        InvalidInput, Forbidden, AlreadyLoaded, OutOfMemory (the old version stays).
         """
+        if version_weights:
+            self._saved_weights.check_allowed()
         if version_weights is not None and not version:
             await self._changes.wait(name)
             self._registry.select(name)

@@ -9,25 +9,37 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.documents import read_json
-from dragoman.core.errors import InvalidInput, ServerError
+from dragoman.core.errors import Forbidden, InvalidInput, ServerError
 from dragoman.engine.version_routing import VersionRouting, parse_weights
 from dragoman.system.files import replace_file
 
 log = logging.getLogger("dragoman.engine")
 
+# The path that stands for no file.
+MEMORY = "-"
+
 
 class SavedWeights:
-    """Weights of versions by model, as load requests have set them: in memory only if the path is "".
+    """Weights of versions by model, as load requests have set them.
 
-    The file is JSON: `{"iris": {"1": 95, "2": 5}}`. It is replaced as a whole. Raises InvalidInput if it is not that.
+    path: of their file; "-": they are kept in memory only; "": there are none. The file is JSON: `{"iris": {"1": 95, "2": 5}}`. It is replaced as a whole. Raises InvalidInput if it is not that.
     """
 
     def __init__(self, path: str = "") -> None:
-        self._path = Path(path) if path else None
+        self._path = Path(path) if path and path != MEMORY else None
+        self._allows_weights = bool(path)
         self._by_model: dict[str, Mapping[str, float]] = {}
         self._lock = asyncio.Lock()
         if self._path is not None:
             self._by_model = _read(self._path)
+
+    def check_allowed(self) -> None:
+        """Raise Forbidden if weights of load requests would end with the server, against the operator's will."""
+        if not self._allows_weights:
+            raise Forbidden(
+                "parameter 'version_weights' is not allowed: after a restart the newest version would get all requests; "
+                "expected the setting version_weights_file, a file that keeps the weights, or '-' to keep them in memory"
+            )
 
     def versions(self, model: str) -> Collection[str]:
         """Return the versions of a model that have saved weights."""
@@ -56,12 +68,6 @@ class SavedWeights:
         weights = routing.weights if routing.is_override else None
         if weights == self._by_model.get(model):
             return
-        if self._path is None and weights is not None:
-            log.warning(
-                "model '%s': the version weights of this request end with the server; to keep them, set "
-                "version_weights_file, or version_weights in the model's dragoman.toml",
-                model,
-            )
         async with self._lock:
             by_model = {name: each for name, each in self._by_model.items() if name != model}
             if weights is not None:
