@@ -229,7 +229,9 @@ async def test_a_file_of_weights_keeps_its_mode_and_the_link_to_it(folder: Path,
 async def test_weights_that_would_end_with_the_server_are_rejected(folder: Path) -> None:
     async with open_engine(folder, control_open=True, placement="inline", version_policy="all") as engine:
         for version in ("", "2"):
-            with pytest.raises(errors.Forbidden, match="'version_weights' is not allowed.*version_weights_file"):
+            with pytest.raises(
+                errors.Forbidden, match=r"^parameter 'version_weights' is not allowed: .* version_weights_file"
+            ):
                 await load(engine, version, "1=95,2=5")
         assert await count(engine) == {"3": 40}
         await load(engine, weights="")  # which returns to the settings

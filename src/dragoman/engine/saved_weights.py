@@ -22,7 +22,8 @@ MEMORY = "-"
 class SavedWeights:
     """Weights of versions by model, as load requests have set them.
 
-    path: of their file; "-": they are kept in memory only; "": there are none. The file is JSON: `{"iris": {"1": 95, "2": 5}}`. It is replaced as a whole. Raises InvalidInput if it is not that.
+    path: of their file; "-": they are kept in memory only; "": there are none. The file is JSON:
+    `{"iris": {"1": 95, "2": 5}}`. It is replaced as a whole. Raises InvalidInput if it is not that.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -37,8 +38,8 @@ class SavedWeights:
         """Raise Forbidden if weights of load requests would end with the server, against the operator's will."""
         if not self._allows_weights:
             raise Forbidden(
-                "parameter 'version_weights' is not allowed: after a restart the newest version would get all requests; "
-                "expected the setting version_weights_file, a file that keeps the weights, or '-' to keep them in memory"
+                "parameter 'version_weights' is not allowed: expected the setting version_weights_file, a file that keeps "
+                "the weights over a restart, or '-'; else the newest version would get all requests then"
             )
 
     def versions(self, model: str) -> Collection[str]:
