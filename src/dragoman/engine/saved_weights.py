@@ -38,8 +38,8 @@ class SavedWeights:
         """Raise Forbidden if weights of load requests would end with the server, against the operator's will."""
         if not self._allows_weights:
             raise Forbidden(
-                "parameter 'version_weights' is not allowed: expected the setting version_weights_file, a file that keeps "
-                "the weights over a restart, or '-'; else the newest version would get all requests then"
+                "parameter 'version_weights' is not allowed: expected the setting version_weights_file, a file that "
+                "keeps the weights over a restart, or '-'; else the newest version would get all requests then"
             )
 
     def versions(self, model: str) -> Collection[str]:

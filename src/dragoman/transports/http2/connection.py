@@ -19,8 +19,8 @@ connection. `RateLimits` bounds what a client may let the server do for nothing.
     CLOSED    the end of the last stream, an error, or the     none
               client's disconnection
 
-Clients of gRPC open another connection once they have our GOAWAY, and finish their calls on this one. Others, such as the
-package h2, drop everything after a GOAWAY, also the response that they wait for: they get it after that.
+Clients of gRPC open another connection once they have our GOAWAY, and finish their calls on this one. Others, such as
+the package h2, drop everything after a GOAWAY, also the response that they wait for: they get it after that.
 
 Until the client's SETTINGS have arrived (`settled`), every other frame is an error.
 """
@@ -369,8 +369,8 @@ class Http2Connection:
         self._writer.send(frames.frame(frames.PING, 0, 0, _PING))
 
     def drain(self) -> None:
-        """Announce that no new stream will be accepted; `refuse_streams` follows once the client has seen it, or the last
-        stream of a client without gRPC has ended."""
+        """Announce that no new stream will be accepted; `refuse_streams` follows once the client has seen it, or the
+        last stream of a client without gRPC has ended."""
         if self.phase == OPEN and self.streams and not self._has_grpc:
             self.phase = ENDING
         elif self.phase == OPEN:
