@@ -5,10 +5,9 @@ import inspect
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -24,6 +23,7 @@ from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system import event_loop, logs
 from dragoman.system.event_loop import StopSignals
+from dragoman.system.files import temporary_folder
 from dragoman.system.process import explain_temporary_folder
 
 log = logging.getLogger("dragoman.server")
@@ -321,13 +321,13 @@ def _prometheus_folder(settings: Settings) -> Iterator[None]:
     if not settings.metrics_path or METRICS_FOLDER in os.environ or "prometheus_client" in sys.modules:
         yield
         return
-    try:
-        temporary = tempfile.TemporaryDirectory(prefix="dragoman-metrics-", ignore_cleanup_errors=True)
-    except OSError as error:
-        log.warning("no metrics of models that use prometheus_client: %s", explain_temporary_folder(error))
-        yield
-        return
-    with temporary as folder:
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(temporary_folder("dragoman-model-metrics-"))
+        except OSError as error:
+            log.warning("no metrics of models that use prometheus_client: %s", explain_temporary_folder(error))
+            yield
+            return
         os.environ[METRICS_FOLDER] = folder
         try:
             yield
