@@ -285,6 +285,12 @@ def test_generating_models_and_pickles_are_rejected(saved: Path, tmp_path: Path)
     assert _results(model, {"args": TEXTS}) == _direct("feature-extraction", saved / "Model")(TEXTS)
 
 
+def test_pickles_beside_safetensors_are_not_read(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "Model", tmp_path / "both")
+    (tmp_path / "both" / "pytorch_model.bin").write_bytes(b"never read")
+    assert _results(_load(tmp_path / "both"), {"args": TEXTS}) == _direct("feature-extraction", saved / "Model")(TEXTS)
+
+
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_labels"])
 def test_more_modules_than_weights_are_rejected_before_they_are_built(saved: Path, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "model"

@@ -119,6 +119,15 @@ async def test_the_number_of_stored_results_is_limited(server: TextServer, monke
     assert (full.status, full.json["type"]) == (503, "WlmCapacityException")
 
 
+async def test_the_bytes_of_stored_results_are_limited(server: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await _fetch_when_ready(server, await _start(server, {"inputs": "a b"}))
+    monkeypatch.setattr("dragoman.transports.async_results._MAX_BYTES", 2 * len(first.body))
+    second = await _fetch_when_ready(server, await _start(server, {"inputs": "c d"}))
+    assert second.json == {"generated_text": "d c"}
+    full = await server.post("/invocations", {"inputs": "a"}, ASYNCHRONOUS)
+    assert (full.status, full.json["type"]) == (503, "WlmCapacityException")
+
+
 async def test_stored_results_expire(server: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.transports.async_results.KEEP_S", 0.01)
     token = await _start(server, {"inputs": "!wait", "stream": True})

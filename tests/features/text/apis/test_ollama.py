@@ -15,6 +15,7 @@ from safetensors import safe_open
 
 import dragoman
 from dragoman_text.apis.ollama.routes import format_count
+from dragoman_text.limits import MAX_TEXTS
 from text_models import make_model
 from text_server import TextServer, lines, serve
 
@@ -254,6 +255,7 @@ async def test_keep_alive_of_the_client(tmp_path: Path) -> None:
         ("generate", {"prompt": 5}, 400, "`prompt` must be"),
         ("embed", {"input": [""]}, 400, "`input` must be"),
         ("embed", {"input": 0}, 400, "`input` must be"),
+        ("embed", {"input": ["a"] * (MAX_TEXTS + 1)}, 400, f"a list of at most {MAX_TEXTS} strings"),
         ("embed", {"input": "a", "truncate": "yes"}, 400, "`truncate` must be true or false"),
         ("embed", {"input": "a", "dimensions": 9}, 400, "`dimensions` must be"),
         ("show", {"model": "missing"}, 404, "not found"),

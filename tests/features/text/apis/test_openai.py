@@ -838,7 +838,12 @@ async def test_invalid_completions_are_rejected(server: TextServer, change: Any,
 
 
 @pytest.mark.parametrize(
-    "change", [{"input": ""}, {"input": []}, {"input": [1, "a"]}, {"dimensions": 4}, {"encoding_format": "hex"}]
+    "change",
+    [
+        *({"input": value} for value in ("", [], [1, "a"], ["a"] * 2049, [[1]] * 2049)),
+        {"dimensions": 4},
+        {"encoding_format": "hex"},
+    ],
 )
 async def test_invalid_embeddings_are_rejected(server: TextServer, change: Any) -> None:
     response = await server.post("/v1/embeddings", {"model": "ReverseModel", "input": "a", **change})
