@@ -178,6 +178,17 @@ async def test_a_key_may_use_its_models_only(server: RestServer, keys: KeyFile) 
     assert (await server.request("POST", "/invocations", rows, bearer(keys.keys["user"]))).status == 400
 
 
+async def test_the_default_model_is_for_keys_that_may_use_it(keys: KeyFile) -> None:
+    rows = b'{"instances": [1.5]}'
+    async with serving(Doubler, Tripler, api_keys=str(keys.path), default_model="Tripler") as server:
+        for models, status in ((["Tripler"], 200), (["Unloaded"], 403), (["Unloaded", "Other"], 403)):
+            bound = bearer(keys.add(f"{models[0]}-{len(models)}", models=models))
+            server.dragoman.reload()
+            response = await server.request("POST", "/invocations", rows, bound)
+            assert response.status == status, response.body
+            assert (b"4.5" in response.body) == (status == 200)
+
+
 # --- limits ------------------------------------------------------------------------------------------------------
 
 
