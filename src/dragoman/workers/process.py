@@ -11,12 +11,14 @@ detects those that hang; each is a `Replica`.
     leaves     are finished; no more are sent to it
     has exited that it had begun fail, or are repeated if the model is idempotent; the others are put back
 
-    the pool is   calls
-    starting      are not made yet: the deployment is not ready
-    open          wait for a replica, also while none runs and one is being started
-    without any   are rejected: a launcher has brought no worker for `wait_s` (`_has_no_worker`)
-    given up      are rejected: the supervisor starts no more (`has_given_up`)
-    closed        are rejected: the model is unloading
+    state            calls                                                 becomes
+    STARTING         are not made yet: the deployment is not ready         OPEN (`start`), CLOSED
+    OPEN             wait for a replica, also while none runs and one is   WITHOUT_WORKERS: a launcher has brought no
+                     being started                                         worker for `wait_s` seconds; CLOSED
+    WITHOUT_WORKERS  are rejected                                          OPEN: a worker has come; CLOSED
+    CLOSED           are rejected: the model is unloading
+
+Calls are rejected in OPEN too once the supervisor has given up (`has_given_up`): it knows when it starts no more.
 """
 
 import asyncio
@@ -28,6 +30,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from enum import Enum
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -46,7 +49,7 @@ from dragoman.workers.launcher import Launcher, LocalLauncher
 from dragoman.workers.local import unloading
 from dragoman.workers.pool import CONCURRENT, Loaded
 from dragoman.workers.prefix_routing import PrefixRouter
-from dragoman.workers.replica import Replica
+from dragoman.workers.replica import KILLED, LEAVING, LEFT, LOADED, Replica
 from dragoman.workers.supervisor import Supervisor
 
 log = logging.getLogger("dragoman.worker")
@@ -62,6 +65,18 @@ _BEHIND_S = 1e6
 _LONG_S = 0.1
 
 
+class PoolState(Enum):
+    """What a pool does with calls; see the table of this module."""
+
+    STARTING = "starting"
+    OPEN = "open"
+    WITHOUT_WORKERS = "without workers"
+    CLOSED = "closed"
+
+
+STARTING, OPEN, WITHOUT_WORKERS, CLOSED = PoolState
+
+
 class ProcessPool(JobRunner):
     """Each replica of the model has a process of its own. If one exits, only the calls that it computed fail."""
 
@@ -73,11 +88,11 @@ class ProcessPool(JobRunner):
         self._on_change = on_change
         self.on_capacity: Callable[[], None] = lambda: None
         self._queue: deque[Job] = deque()
-        self._was_ready = False
+        self._state = STARTING
+        self._was_ready = False  # when `on_change` was called last
         self._restarts = 0
         self._concurrent = False
         self._prefix_router: PrefixRouter | None = None  # of text models
-        self._open = False
         self._exits = 0
         self._min_ready = 1 if spec.launch is None else min(spec.launch.min_ready, spec.replicas)
         self._launcher: Launcher = (
@@ -100,9 +115,7 @@ class ProcessPool(JobRunner):
         )
         self._autoscaler = None if spec.launch is None or not is_elastic else self._make_autoscaler(spec.launch)
         self._recheck: asyncio.TimerHandle | None = None
-        # With a launcher, from the loss of the last worker on; `has_no_worker` once that was too long ago.
-        self._waiting_timer: asyncio.TimerHandle | None = None
-        self._has_no_worker = False
+        self._waiting_timer: asyncio.TimerHandle | None = None  # with a launcher, since the last worker exited
         self._scaling: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -132,7 +145,7 @@ class ProcessPool(JobRunner):
     @property
     def ready(self) -> bool:
         able = (not replica.heartbeat.is_hung and not replica.unavailable for replica in self.supervisor.running)
-        return self._open and sum(able) >= self._required_workers and not self.supervisor.has_given_up
+        return self._state is OPEN and sum(able) >= self._required_workers and not self.supervisor.has_given_up
 
     @property
     def unavailable(self) -> str:
@@ -147,7 +160,9 @@ class ProcessPool(JobRunner):
     def waiting(self) -> str:
         """Which workers it waits for, "" if it has all that it needs or they are processes of this machine."""
         count, starting = len(self.supervisor.running), self.supervisor.starting
-        if self._spec.launch is None or (self._open and (count or not starting) and count >= self._min_ready):
+        if self._spec.launch is None or self._state is CLOSED:
+            return ""
+        if self._state is not STARTING and (count or not starting) and count >= self._min_ready:
             return ""
         wanted = max(self._initial, count + starting)
         waiting = f"waiting for {self._launcher.waiting_for}: {count} of {wanted} are loaded"
@@ -181,7 +196,7 @@ class ProcessPool(JobRunner):
         self._concurrent = loaded[0].concurrent
         if self._concurrent and Generate in loaded[0].calls and self._spec.replicas > 1:
             self._prefix_router = PrefixRouter()
-        self._open = True
+        self._state = OPEN
         if self._autoscaler is not None:
             self._autoscaler.concurrent = self._concurrent
             self._autoscaler.record_start(self.supervisor.running[0])
@@ -196,19 +211,24 @@ class ProcessPool(JobRunner):
         families = [Family(name, "counter", "Worker processes that were started again.", restarts)]
         if self._spec.launch is not None:
             name = "dragoman_workers"
-            starting = self.supervisor.starting if self._open else self._initial
-            states = (("loaded", len(self.supervisor.running)), ("waiting", starting))
+            states = (("loaded", len(self.supervisor.running)), ("waiting", self._awaited_workers))
             samples = tuple(Sample(name, {"state": state}, count) for state, count in states)
             families.append(Family(name, "gauge", "Workers of a launcher that are loaded, or awaited.", samples))
         return [*families, *(family for replica in self.supervisor.running for family in replica.measurements)]
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         waiting = WorkerStatus("", "", "waiting", self.waiting or f"waiting for {self._launcher.waiting_for}")
-        starting = self.supervisor.starting if self._open else self._initial
-        return (*(replica.status for replica in self.supervisor.running), *[waiting] * starting)
+        return (*(replica.status for replica in self.supervisor.running), *[waiting] * self._awaited_workers)
+
+    @property
+    def _awaited_workers(self) -> int:
+        """Number of workers that are started, or that a launcher has to bring."""
+        if self._state is CLOSED:
+            return 0
+        return self._initial if self._state is STARTING else self.supervisor.starting
 
     async def close(self) -> None:
-        self._open = False
+        self._state = CLOSED
         self._end_waiting()
         if self._scaling is not None:
             self._scaling.cancel()
@@ -228,10 +248,8 @@ class ProcessPool(JobRunner):
     # --- jobs ------------------------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
-        if not self._open:
-            raise unloading(self._spec)
-        if self.supervisor.has_given_up or self._has_no_worker:
-            raise self._not_ready()
+        if self._state is not OPEN or self.supervisor.has_given_up:
+            raise self._not_ready() if self._state in (OPEN, WITHOUT_WORKERS) else unloading(self._spec)
         self._queue.append(job)
         self._dispatch()
 
@@ -291,7 +309,7 @@ class ProcessPool(JobRunner):
 
     def _is_sooner_elsewhere(self, mean_s: float) -> bool:
         """Return whether the faster replicas, although busy, will have answered all jobs within `mean_s` seconds."""
-        running = [replica for replica in self.supervisor.running if not replica.leaving]
+        running = [replica for replica in self.supervisor.running if replica.state is LOADED]
         faster = [r for r in running if 0 < r.mean_s < mean_s and not r.has_capacity]
         faster = [replica for replica in faster if replica.elapsed_s < 2 * replica.mean_s]
         if not faster:
@@ -305,7 +323,7 @@ class ProcessPool(JobRunner):
 
     def _dispatch_again(self) -> None:
         self._recheck = None
-        if self._open:
+        if self._state is OPEN:
             self._dispatch()
 
     def _encode(self, job: Job, replica: Replica) -> list[Buffer] | None:
@@ -368,9 +386,9 @@ class ProcessPool(JobRunner):
         self.on_capacity()
 
     def _handle_exit(self, replica: Replica) -> None:
-        if replica.leaving and not replica.has_failed:
+        if replica.state in (LEAVING, LEFT):
             log.info("model '%s': %s has left", self._spec.name, replica.description)
-        elif replica.was_killed:
+        elif replica.state is KILLED:
             log.warning(
                 "model '%s': killed a worker process that still computed a call %g s after its cancellation",
                 self._spec.name,
@@ -404,13 +422,14 @@ class ProcessPool(JobRunner):
         return job.repeats <= _MAX_REPEATS
 
     def _end_waiting(self) -> None:
-        self._has_no_worker = False
+        if self._state is WITHOUT_WORKERS:
+            self._state = OPEN
         if self._waiting_timer is not None:
             self._waiting_timer.cancel()
 
     def _stop_waiting(self) -> None:
         """Reject queued calls, and new ones, since no worker has come for too long."""
-        self._has_no_worker = True
+        self._state = WITHOUT_WORKERS
         log.error("model '%s': calls are rejected until a worker is there: %s", self._spec.name, self.waiting)
         self._reject_queue()
 

@@ -5,14 +5,21 @@ to the process, and its answers are frames back (`_handle_frame`); `held` are th
 answered, in order, of which a process without `async` code computes the first. The time of each call feeds an
 estimate, by which the pool chooses a replica.
 
-    the process is  known by                          then
-    launched        `_loaded` is pending              the spec was sent; steps of loading are reported
-    loaded          `_is_loaded`                      it takes jobs while `has_capacity`
-    unavailable     `unavailable` of a heartbeat      it takes jobs; the model is not ready
-    hung            `heartbeat.is_hung`               the pool sends it none unless all hang
-    leaving         `leaving`, by its own frame       it takes none, and is killed after the last one that it has
-    killed          `was_killed`                      a cancelled call went on for too long, or it has left
-    exited          `exited`, `exit_reason`           the pool deals with its jobs, and the supervisor starts another
+    state     the process                                  its jobs                             becomes
+    STARTING  was launched, and was sent the spec          none                                 LOADED, LEAVING, FAILED
+    LOADED    has loaded the model                         sent while it `has_capacity`         LEAVING, FAILED, KILLED
+    LEAVING   has announced that it will end (DRAIN)       those that it has are finished       LEFT, FAILED, KILLED
+    FAILED    has reported that its model can never        as LEAVING, for at most some seconds
+              answer again (DRAIN with WorkerLost)
+    LEFT      is killed: it had announced its end, and     none
+              has no job any more
+    KILLED    is killed: it did not end a cancelled job    the others are put back into the queue of the pool
+
+In any state it may exit (`exited`, `exit_reason`): the pool deals with its jobs, and the supervisor starts another
+one. An exit in LEFT and KILLED says nothing about its health (`was_killed`).
+
+Independent of the state are the findings of heartbeats. An `unavailable` process takes jobs, and the model is not
+ready. A hung one (`heartbeat.is_hung`) is sent none by the pool, unless all hang.
 """
 
 import asyncio
@@ -20,6 +27,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -54,16 +62,28 @@ _WEIGHT_LONGER = 0.1
 _WEIGHT_SHORTER = 0.3
 
 
+class ReplicaState(Enum):
+    """What a worker process is known to do; see the table of this module."""
+
+    STARTING = "starting"
+    LOADED = "loaded"
+    LEAVING = "leaving"
+    FAILED = "failed"
+    LEFT = "left"
+    KILLED = "killed"
+
+
+STARTING, LOADED, LEAVING, FAILED, LEFT, KILLED = ReplicaState
+
+
 class Replica(JobSender):
     """A worker process with one copy of the model. `on_done` is called whenever it has finished a job.
 
-    A process that computes one call at a time and does not end a cancelled one within `cancel_grace_s` is killed
-        (`was_killed`).
+    A process that computes one call at a time and does not end a cancelled one within `cancel_grace_s` is killed.
+
     unavailable: why the model cannot answer, as of the last heartbeat; "" while it can.
     mean_s: running estimate of the time per call, 0 while it is unknown.
     start_s: how long it took to start.
-    leaving: why the process takes no further jobs and is ended after those that it has; "" while it stays.
-    has_failed: whether that is because its model can never answer again.
     measurements: the metrics of its model, with the label `replica`, as of the last second.
     """
 
@@ -75,20 +95,18 @@ class Replica(JobSender):
         self._launcher = launcher
         self._on_done = on_done
         self._is_only = spec.replicas == 1
+        self.state = STARTING
+        self._leaves_because = ""  # why it is LEAVING or FAILED
         self._has_own_clock = False
         self._has_short_calls = False
         self._since_s = 0.0  # when it was started, became busy, or ended its last call
         self.mean_s = 0.0
         self.start_s = 0.0
         self._concurrent = False
-        self._is_loaded = False
         self.exited = asyncio.Event()
         self.has_responded = False
-        self.was_killed = False
         self.exit_reason = ""
         self.unavailable = ""
-        self.leaving = ""
-        self.has_failed = False
 
     async def start(self) -> Loaded:
         """Start the process and load the model. Raises ModelFailed or WrongPlacement, then nothing is left running."""
@@ -121,7 +139,8 @@ class Replica(JobSender):
             await self.stop()
             raise
         self._concurrent = loaded.concurrent
-        self._is_loaded = True
+        if self.state is STARTING:  # it may have announced its end since
+            self.state = LOADED
         self._since_s = time.monotonic()
         self.start_s = self._since_s - begin_s
         return loaded
@@ -135,6 +154,10 @@ class Replica(JobSender):
             if not isinstance(error, DragomanError):
                 log.exception("model '%s': the launcher failed", self._spec.name)
             raise public_error(error, f"failed to load '{self._spec.name}', the launcher failed") from error
+
+    @property
+    def was_killed(self) -> bool:
+        return self.state is LEFT or self.state is KILLED
 
     @property
     def description(self) -> str:
@@ -155,7 +178,7 @@ class Replica(JobSender):
         One may wait in the socket behind the one that runs, so that the process is never idle between two, unless
         another replica may be free sooner.
         """
-        if self._process.closed.is_set() or self.exited.is_set() or self.was_killed or self.leaving:
+        if self.state is not LOADED or self._process.closed.is_set() or self.exited.is_set():
             return False
         if self._concurrent:
             return len(self.held) < CONCURRENT
@@ -204,7 +227,8 @@ class Replica(JobSender):
         if next(iter(self.held)) != job.number:  # it waits behind another job, and will be skipped
             self._check_later(job)
             return
-        self.was_killed = True
+        if self.state is not FAILED:
+            self.state = KILLED
         self._process.kill()
 
     async def stop(self) -> None:
@@ -243,7 +267,7 @@ class Replica(JobSender):
             return
         if frame.kind == FrameKind.PONG:
             self.heartbeat.record_response()
-            self.unavailable = self.leaving or str(self.decode(frame)[0] or "")
+            self.unavailable = self._leaves_because or str(self.decode(frame)[0] or "")
         elif frame.kind == FrameKind.DRAIN:
             self._leave(self.decode(frame)[0])
         elif frame.kind == FrameKind.STEP:
@@ -272,22 +296,25 @@ class Replica(JobSender):
 
     def _leave(self, reason: Any) -> None:
         """Send no further jobs to the process, which will end soon; end it after those that it has."""
-        self.has_failed = isinstance(reason, WorkerLost)
+        if self.state not in (STARTING, LOADED, LEAVING):
+            return
         text = str(reason)[:200]
-        self.leaving = self.unavailable = (
-            f"its worker has failed: {text}" if self.has_failed else (f"its worker leaves: {text}")
-        )
-        if self.has_failed:
+        if isinstance(reason, WorkerLost):
+            self.state, self._leaves_because = FAILED, f"its worker has failed: {text}"
             asyncio.get_running_loop().call_later(_FAILED_GRACE_S, self._process.kill)
         else:
+            self.state, self._leaves_because = LEAVING, f"its worker leaves: {text}"
             log.info("model '%s': %s leaves: %s", self._spec.name, self.description, text)
+        self.unavailable = self._leaves_because
         self._end_if_left()
         self._on_done()
 
     def _end_if_left(self) -> None:
-        if self.leaving and not self.held:
-            self.was_killed = not self.has_failed
-            self._process.kill()
+        if self.held or self.state not in (LEAVING, FAILED):
+            return
+        if self.state is LEAVING:
+            self.state = LEFT
+        self._process.kill()
 
     def _settle_loaded(self, loaded: Loaded | Placement, error: DragomanError | None) -> None:
         if self._loaded.done():
@@ -316,20 +343,20 @@ class Replica(JobSender):
 
     def _grace_s(self) -> float:
         """Return how long the process may take to exit after its socket was closed."""
-        return _IDLE_GRACE_S if self._is_loaded and not self.held else _BUSY_GRACE_S
+        return _IDLE_GRACE_S if self.state is LOADED and not self.held else _BUSY_GRACE_S
 
     def _clean_up(self) -> None:
         if self._sending is not None:
             self._sending.cancel()
         self.channel.close()
-        self.exit_reason = self.leaving if self.has_failed else self._process.exit_reason
+        self.exit_reason = self._leaves_because if self.state is FAILED else self._process.exit_reason
         if not self._loaded.done():
             self._loaded.set_exception(self._exited_while_loading())
             self._loaded.exception()  # mark as retrieved: `start` may have been cancelled
 
     def _exited_while_loading(self) -> DragomanError:
-        if self.leaving:
-            return NotReady(f"failed to load '{self._spec.name}', {self.leaving}")
+        if self._leaves_because:
+            return NotReady(f"failed to load '{self._spec.name}', {self._leaves_because}")
         message = f"failed to load '{self._spec.name}', the worker process died ({self.exit_reason}) while it loaded"
         if self._process.was_killed_by_system:  # if we killed it, `start` was cancelled
             return OutOfMemory(f"{message}, probably out of memory")

@@ -38,8 +38,11 @@ class SupervisedProcess(Protocol):
 
     exited: asyncio.Event  # set when the process has exited
     has_responded: bool  # it has answered at least one call
-    was_killed: bool  # this process killed it, so its exit says nothing about its health
     exit_reason: str
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether this process killed it, so that its exit says nothing about its health."""
 
     async def start(self) -> Any:
         """Start the process. Raises DragomanError, after which nothing is left running."""
@@ -128,8 +131,10 @@ class Supervisor(Generic[P]):
     @property
     def has_given_up(self) -> bool:
         """Whether no process runs and each one cannot be started, or exits without a response or too often."""
+        if self.running:
+            return False
         used = [slot for slot in self._slots if slot.state != "free"]
-        return not self.running and bool(used) and all(slot.is_failing for slot in used)
+        return bool(used) and all(slot.is_failing for slot in used)
 
     @property
     def is_crash_loop(self) -> bool:

@@ -513,7 +513,7 @@ async def test_a_worker_completes_its_calls_on_sigterm_and_leaves(tmp_path: Path
             (other,) = [worker for worker in workers if worker is not leaving]
             running = asyncio.create_task(outcomes_of_pids(pool, 200))
             leaving.terminate()
-            await wait_until(lambda: busy.leaving)
+            await wait_until(lambda: busy.unavailable)
             assert busy.unavailable == "its worker leaves: SIGTERM"
             answered = await running
             assert set(answered) == {other.pid}
