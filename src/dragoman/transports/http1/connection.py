@@ -7,17 +7,26 @@ response to the last one is complete. A large request first waits for its turn (
 there at once is a coroutine, which `_run` makes a task of; meanwhile reading goes on until a little of the next
 requests is held.
 
-The stage says what the connection waits for while it responds to nothing, and so which timeout holds. While it
-responds (`_is_responding`) that is the writer's, for a client that reads nothing.
+Stages up to BODY wait for the client, and have a timeout; in those from LINGER on, what the client sends is ignored.
 
-    stage    waits for                         until
-    NEW      the first request                 its headers have begun, or it has been handled
-    IDLE     the next request                  its headers have begun
-    HEAD     the rest of headers               they are complete
-    BODY     the rest of a body                it is complete
-    LINGER   the client to read an error that  it disconnects
-             was sent before its body had come
-    GONE     nothing: it is closed
+    stage       waits for                                           becomes
+    NEW         the first request                                   HEAD, BODY, QUEUED, RESPONDING
+    BETWEEN     a look at what has arrived behind the last request  IDLE, HEAD, BODY, or the next request
+    IDLE        the first byte of the next request                  as NEW; BETWEEN if the client stops reading
+    HEAD        the rest of headers                                 BODY, QUEUED, RESPONDING
+    BODY        the rest of a body, also of a rejected request      QUEUED, RESPONDING; IDLE if it was rejected
+    QUEUED      the turn of a large request                         RESPONDING
+    RESPONDING  the application                                     BETWEEN; LINGER or CLOSING after the last response
+    LINGER      the client to read an error that was sent before    GONE
+                its request had come
+    CLOSING     the client to read the last response                GONE
+    GONE        the task that responds, if there is one
+
+Any stage becomes GONE when the connection is lost, and CLOSING when it fails. `drain` closes it up to HEAD, and after
+the rest of a rejected body; otherwise the response is the last one.
+
+Independent of the stage, the writer is paused while the client reads too slowly: its timeout holds then, and no request
+is begun. Reading is paused while too much has arrived. A call of `_advance` is scheduled after many requests at once.
 """
 
 import asyncio
@@ -48,6 +57,8 @@ _MAX_PIPELINED_BYTES = 1 << 14
 # Requests of one connection that are handled in an iteration of the event loop.
 _MAX_REQUESTS = 16
 
+NEW, BETWEEN, IDLE, HEAD, BODY, QUEUED, RESPONDING, LINGER, CLOSING, GONE = Stage
+
 
 class Http1Connection(asyncio.BufferedProtocol):
     """Passes requests to the application and its responses to the transport."""
@@ -57,11 +68,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         "_body_size",
         "_budget",
         "_context",
-        "_ignores_input",
         "_is_health_only",
-        "_is_idle",
-        "_is_queued",
-        "_is_responding",
         "_is_scheduled",
         "_last_headers",
         "_listener",
@@ -94,17 +101,13 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._writer = Http1ResponseWriter(outgoing, flushes, context.counters, listener.loop)
         self._writer.draining = listener.draining
         self._transport: Any = None
-        self._stage = Stage.NEW
+        self._stage = NEW
         self._since_s = 0.0  # start of the stage
-        self._is_responding = False
         self._task: asyncio.Task[None] | None = None  # that responds, unless the response was ready at once
         self._body_size = 0  # of the request that is responded to
         self._unread = 0  # bytes of responses that are counted because the client does not read them
         self._is_scheduled = False  # `_advance` will be called
-        self._is_queued = False  # the request waits for a later iteration of the event loop
-        self._is_idle = False  # the next byte is the first one of a request
         self._last_headers = NO_HEADERS  # of the last request that was handled by `_respond_at_once`
-        self._ignores_input = False
         self._reading = True
         # Only of a connection with large requests, which it references: the garbage collector is slow for thousands.
         self._read_limiter: ReadLimiter | None = None
@@ -115,25 +118,27 @@ class Http1Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._admission.transport = transport
         self._writer.open(transport)
-        if self._ignores_input:  # the server stopped before the connection was made
+        if self._stage is CLOSING:  # the server stopped before the connection was made
             transport.close()
+            return
         if not self._listener.admits(self, transport):
             self._is_health_only = self._writer.draining = True
-        self._enter_stage(Stage.NEW)
+        self._enter_stage(NEW)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._context.scratch if self._is_idle or self._ignores_input else self._reader.free_space()
+        stage = self._stage
+        return self._context.scratch if stage is IDLE or stage >= LINGER else self._reader.free_space()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._context.counters.received += nbytes
-        if self._is_idle:
+        if self._stage is IDLE:
             data = bytes(self._context.scratch[:nbytes])
             if self._respond_at_once(data):
                 return
-            self._is_idle = False
+            self._stage = BETWEEN
             self._reader.append(data)
             self._advance()
-        elif not self._ignores_input:
+        elif self._stage < LINGER:
             if self._reader.advance(nbytes):
                 self._advance()
             if nbytes >= INLINE:
@@ -150,7 +155,8 @@ class Http1Connection(asyncio.BufferedProtocol):
         return False  # the transport closes once all is written
 
     def pause_writing(self) -> None:
-        self._is_idle = False
+        if self._stage is IDLE:
+            self._stage = BETWEEN
         self._writer.pause()
         self._count(max(0, self._writer.size - self._body_size))  # a part keeps the whole response in memory
         self._listener.wheel.watch(self, self._listener.loop.time() + self._context.limits.write_timeout_s)
@@ -158,8 +164,8 @@ class Http1Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._writer.resume()
         self._count(0)
-        if not self._is_responding and not self._ignores_input:
-            self._since_s = self._listener.loop.time()
+        self._since_s = self._listener.loop.time()
+        if self._stage < QUEUED:
             self._schedule()
 
     def _count(self, unread: int) -> None:
@@ -168,9 +174,8 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._count(0)
-        self._ignore_input()
+        self._ignore_input(GONE)
         self._read_limiter = None  # a cycle would keep the connection until the next full garbage collection
-        self._stage = Stage.GONE
         self._listener.wheel.forget(self)
         if self._task is None:
             self._listener.remove(self)
@@ -193,7 +198,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         """Handle the requests that have arrived."""
         try:
             count, reader = 0, self._reader
-            while not (self._is_responding or self._ignores_input or self._writer.is_paused):
+            while self._stage < QUEUED and not self._writer.is_paused:
                 if count:
                     if self._transport.is_closing():
                         break
@@ -210,8 +215,8 @@ class Http1Connection(asyncio.BufferedProtocol):
                     self._reject(event)
                 else:
                     self._writer.send_continue()
-            if not self._ignores_input:
-                self._update_stage(count)
+            if self._stage < LINGER:
+                self._update_stage()
         except Exception:
             log.exception("HTTP/1.1 connection failed")
             self._abort()
@@ -264,7 +269,6 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _respond_later(self, responding: Any, head: Http1Headers) -> None:
         """Run a coroutine that responds; the body of the request is counted from now on."""
-        self._is_idle = False
         self._writer.begin(head)
         try:
             self._context.bodies.reserve(head.length)
@@ -272,27 +276,31 @@ class Http1Connection(asyncio.BufferedProtocol):
             responding.close()
             self._reject(RejectedRequest(None, error, fatal=True))
             return
-        self._is_responding, self._body_size = True, head.length
+        self._stage, self._body_size = RESPONDING, head.length
         self._run(responding)
-        if not self._ignores_input:
-            self._update_stage(1)
+        if self._stage < LINGER:
+            self._update_stage()
 
-    def _update_stage(self, handled: int) -> None:
-        """Set the stage after `handled` requests, and pause or resume reading."""
-        reader = self._reader
-        if not (self._is_responding or self._is_scheduled or self._writer.is_paused):
-            stage = Stage.BODY if reader.in_body else Stage.HEAD if reader.unparsed_size else Stage.IDLE
-            if stage is Stage.IDLE:
-                self._is_idle = not self._writer.draining
-                if handled:
-                    self._stage = stage
-            elif handled or stage is not self._stage:
-                self._enter_stage(stage)
+    def _update_stage(self) -> None:
+        """Set the stage by what has arrived, unless a request is under way, and pause or resume reading."""
+        reader, last = self._reader, self._stage
+        if last < QUEUED and not (self._is_scheduled or self._writer.is_paused):
+            stage = BODY if reader.in_body else HEAD if reader.unparsed_size else IDLE
+            if stage is not IDLE:
+                if stage is not last:
+                    self._enter_stage(stage)
+            elif self._writer.draining:
+                if last is not NEW:
+                    self._close()
+            elif last is BETWEEN:
+                self._stage = IDLE  # since the end of the last response
+            elif last is BODY:  # of a rejected request
+                self._enter_stage(IDLE)
         self._read_or_wait()
 
     def _read_or_wait(self) -> None:
         limiter = self._read_limiter
-        reading = self._ignores_input or (
+        reading = self._stage >= LINGER or (
             self._reader.unparsed_size < _MAX_PIPELINED_BYTES and not (limiter is not None and limiter.is_paused)
         )
         if reading is not self._reading and not self._transport.is_closing():
@@ -328,14 +336,15 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._reject(RejectedRequest(head, TOO_MANY_CONNECTIONS, fatal=True))
             return
         self._identify(head)
-        self._is_responding, self._body_size = True, len(event.body)
+        self._stage, self._body_size = RESPONDING, len(event.body)
         self._writer.begin(head)
         context, caller = self._writer.context, self._admission.application.caller
         request = HttpRequest(
             head.method, head.path, match.params, head.headers, event.body, head.query, context, caller
         )
         if self._body_size > INLINE:
-            self._is_queued = not self._budget.run(partial(self._respond_in_turn, head, request))
+            if not self._budget.run(partial(self._respond_in_turn, head, request)):
+                self._stage = QUEUED
         else:
             self._respond(head, request)
 
@@ -345,7 +354,8 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _respond_in_turn(self, head: Http1Headers, request: HttpRequest) -> None:
         """Respond to a large request, whose client may have disconnected while it was queued."""
-        queued, self._is_queued = self._is_queued, False
+        if queued := self._stage is QUEUED:
+            self._stage = RESPONDING
         try:
             if self._writer.is_disconnected:
                 self._finish(None)
@@ -367,8 +377,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         finally:
             self._context.running.context = ()
         if type(response) is HttpResponse:
-            self._context.bodies.release(self._body_size)
-            self._is_responding, self._body_size = False, 0
+            self._release_body()
             writer.write_plain(head, response, self._listener.loop.time())
             self._end_response(unread=False)
         else:
@@ -385,20 +394,19 @@ class Http1Connection(asyncio.BufferedProtocol):
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self._finish(None if task.cancelled() else task.exception())
-        if self._stage is Stage.GONE:
+        if self._stage is GONE:
             self._listener.remove(self)
         else:
             self._advance()
 
     def _finish(self, error: BaseException | None) -> None:
         """The application has responded; `error` is an unexpected one."""
-        self._context.bodies.release(self._body_size)
-        self._is_responding, self._body_size = False, 0
+        self._release_body()
         if error is not None and not isinstance(error, asyncio.CancelledError):
             log.error("HTTP/1.1 connection failed", exc_info=error)
             self._abort()
         elif self._writer.is_disconnected:
-            self._ignore_input()
+            self._ignore_input(CLOSING)
         elif self._writer.started:
             self._end_response(unread=False)
         else:
@@ -407,26 +415,39 @@ class Http1Connection(asyncio.BufferedProtocol):
     def _end_response(self, *, unread: bool) -> None:
         """Wait for the next request, or close after the last response. `unread`: the client may still be sending."""
         if not self._writer.close and not self._writer.draining:
-            self._stage = Stage.IDLE
+            self._stage = BETWEEN
             self._since_s = self._listener.loop.time()
-            return
-        unread = unread or self._reader.unparsed_size > 0
-        self._ignore_input()
-        if unread:
+        elif unread or self._reader.unparsed_size:
             # Closing at once could discard the response before the client has read it.
+            self._reader.drop()
             end_output(self._transport)
             self._set_reading(True)
-            self._enter_stage(Stage.LINGER)
+            self._enter_stage(LINGER)
         else:
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection once the client has read what was written."""
+        if self._transport is None:
+            self._ignore_input(CLOSING)
+        else:
+            self._reader.drop()
+            self._enter_stage(CLOSING)
             self._transport.close()
 
-    def _ignore_input(self) -> None:
-        self._is_idle, self._ignores_input = False, True
+    def _abort(self) -> None:
+        self._ignore_input(CLOSING)
+        self._release_body()
+        self._writer.abort()
+
+    def _ignore_input(self, stage: Stage) -> None:
+        if self._stage is not GONE:
+            self._stage = stage
         self._reader.drop()
 
-    def _abort(self) -> None:
-        self._ignore_input()
-        self._writer.abort()
+    def _release_body(self) -> None:
+        self._context.bodies.release(self._body_size)
+        self._body_size = 0
 
     # --- timeouts and shutdown ----------------------------------------------------------------------------------
 
@@ -434,7 +455,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         limits = self._context.limits
         if self._writer.is_paused:
             return self._writer.check_timeouts(now_s, limits.write_timeout_s, self._listener.warnings)
-        if self._is_responding or self._is_scheduled:
+        if self._stage in (BETWEEN, QUEUED, RESPONDING):
             return now_s + limits.header_timeout_s
         deadline = deadline_s(self._stage, self._since_s, self._reader.body_size, limits)
         if now_s < deadline:
@@ -449,12 +470,9 @@ class Http1Connection(asyncio.BufferedProtocol):
         return 0.0
 
     def drain(self) -> None:
-        self._is_idle = False
         self._writer.draining = True
-        if not (self._is_responding or self._ignores_input or self._reader.in_body):
-            self._ignore_input()
-            if self._transport is not None:
-                self._transport.close()
+        if self._stage < QUEUED and not self._reader.in_body:
+            self._close()
 
     def cancel(self) -> None:
         if self._task is not None:

@@ -1,6 +1,6 @@
 """Timeouts of an HTTP/1.1 connection in each stage of a request."""
 
-from enum import Enum
+from enum import IntEnum
 
 from dragoman.protocols.wire import HttpError
 from dragoman.transports.limits import Limits
@@ -12,16 +12,19 @@ _MIN_BYTES_PER_S = 1 << 16
 _CLOSE = (("connection", "close"),)
 
 
-class Stage(Enum):
-    """The event that a connection waits for: its first request, the next one, the rest of headers or of a body, the
-    client's disconnection after an error; GONE once it is closed."""
+class Stage(IntEnum):
+    """The event that a connection waits for, in order; see the table of `connection`."""
 
     NEW = 0
-    IDLE = 1
-    HEAD = 2
-    BODY = 3
-    LINGER = 4
-    GONE = 5
+    BETWEEN = 1
+    IDLE = 2
+    HEAD = 3
+    BODY = 4
+    QUEUED = 5
+    RESPONDING = 6
+    LINGER = 7
+    CLOSING = 8
+    GONE = 9
 
     def timeout_error(self, limits: Limits, received: int) -> HttpError | None:
         """Return the error for a client that exceeded its timeout; None to close without a response."""
@@ -40,4 +43,6 @@ def deadline_s(stage: Stage, since_s: float, received: int, limits: Limits) -> f
         return since_s + limits.keep_alive_timeout_s
     if stage is Stage.BODY:
         return since_s + limits.body_timeout_s + received / _MIN_BYTES_PER_S
+    if stage is Stage.CLOSING:
+        return since_s + limits.write_timeout_s
     return since_s + (_LINGER_S if stage is Stage.LINGER else limits.header_timeout_s)
