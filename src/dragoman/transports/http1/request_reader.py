@@ -1,4 +1,19 @@
-"""Parse the bytes of one HTTP/1.1 connection into requests, without I/O."""
+"""Parse the bytes of one HTTP/1.1 connection into requests, without I/O.
+
+`next` takes one event after the other from the unparsed bytes, `_data` from `_at` on. A small request is there as a
+whole: its headers are looked up in a cache. Headers that are incomplete are checked as they arrive, and a large body is
+received where it stays (`free_space`). One of these states holds, by the fields that are set:
+
+    the reader is    fields                         next bytes                          then
+    between          none of these                  the start of headers                a request, headers, a body
+    in headers       `_parser`, `_parsed`           the rest of headers                 a request, a body
+    in a body        `_head`, `_body`               go into the body                    a request
+    in chunks        `_head`, `_growing`, `_chunks` are decoded into the growing body   a request
+    in a failed body `_head`, `_body`, `_error`     none                                a rejection, `fatal`
+    skipping         `_skipping`                    are dropped: a rejected body        between
+
+After a rejection that is `fatal` the connection calls `drop`, since the start of the next request is unknown.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

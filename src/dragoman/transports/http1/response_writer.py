@@ -1,4 +1,17 @@
-"""The response writer of an HTTP/1.1 connection."""
+"""The response writer of an HTTP/1.1 connection.
+
+A complete response is one write: `write_plain` for small ones of plain requests, `write_whole` for others. The
+application's coroutine calls `send`, or `start`, `write` and `end` for a stream, whose chunks in an iteration of the
+event loop are collected and written together (`StreamFlushes`). It waits while the client does not read.
+
+    the response is  by                       known by
+    begun            `begin`                  `_head` is of its request; `started` is false: it may still be an error
+    started          its headers are written  `started`; a stream with `_is_chunked` has its own end
+    complete                                  the connection begins the next one; `close`: it was the last one
+
+Independent of the response: `draining`, by which every response is the last one; `is_paused`, while the transport
+accepts no more; `is_disconnected`, once nothing can be written.
+"""
 
 import asyncio
 import logging

@@ -1,4 +1,19 @@
-"""An HTTP/2 connection on its socket: reading, writing and timeouts."""
+"""An HTTP/2 connection on its socket: reading, writing and timeouts.
+
+`Http2Connection` handles the bytes. This class reads them, large bodies directly to where they stay (`_direct`), writes
+what it returns, and checks timeouts: soon while something is expected from the client, else rarely. A connection has
+no stage of its own: `Http2Connection.phase` is its state. What is here are independent facts of the socket.
+
+    reading pauses while                                      known by
+    the client sends, and does not read responses             `_full`
+    received bytes are left for later iterations of the loop  `_behind`
+    much was read from all connections in this iteration      `_read_limiter`
+
+    since the last check the client    known by                         then
+    has sent or read something         `_has_received`, `moved_s`       nothing
+    has been silent, for long enough   neither                          it is sent a PING: `_has_pinged`
+    has not responded to the PING      `_has_pinged`                    the connection is aborted
+"""
 
 import asyncio
 import logging

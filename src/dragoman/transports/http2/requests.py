@@ -1,4 +1,18 @@
-"""HTTP/2 streams as requests to the application."""
+"""HTTP/2 streams as requests to the application.
+
+A request that its headers reject is answered at once. The body of another one is received into one piece of memory. A
+complete request waits while the client leaves too many responses unread (`Backlog`), and a large one for its turn
+(`LoopBudget`). Then the application responds through the same object, in a task if it has to wait.
+
+    the request is   known by          ends by
+    received         `_body`           its last byte, an error, a timeout
+    waiting          `_body`           `_resume`
+    responded to     `_task`, unless   the end of the coroutine; `started` once it has sent the headers
+                     it is at once
+    answered         `_is_answered`    its memory is released, and what the client still sends is ignored
+
+Independent of this, `is_disconnected` says that the stream was reset or the connection lost; a task is cancelled then.
+"""
 
 import asyncio
 import logging

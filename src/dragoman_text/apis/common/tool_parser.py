@@ -1,4 +1,29 @@
-"""Incremental parser of generated text that may contain tool calls, in any of the known formats."""
+"""Incremental parser of generated text that may contain tool calls, in any of the known formats.
+
+Whatever is certain is passed on at once, because completions are streamed: `_parse` runs the method of the current
+state until that needs more text. An opener (`OPENER`: markup, or at the start of the text a bare object or list) ends
+the text; its `Format` says what follows. Arguments are passed on while they arrive, those of an object whose name
+comes last and calls in Python's syntax once they are complete. Markup that leads to no call is text, unchanged.
+
+    state                    expects                                    becomes
+    _parse_text              text                                       _parse_opener, at an opener
+    _parse_opener            what precedes the calls of the format      _parse_object, _parse_python, _parse_text;
+                                                                        after a name _parse_arguments, _parse_parameters
+    _parse_object            an object with a name and arguments        _parse_arguments, _parse_after_object;
+                                                                        _parse_other_object if it is no call
+    _parse_arguments         the rest of arguments in JSON              _parse_after_arguments, _parse_after_object
+    _parse_after_arguments   the rest of their object                   _parse_after_object
+    _parse_parameters        arguments as parameter tags                _parse_after_object
+    _parse_other_object      the rest of an object that is text         _parse_after_object
+    _parse_python            calls in Python's syntax                   _parse_after_python, _parse_text
+    _parse_after_python      another one of them                        _parse_python, else as _parse_after_object
+    _parse_after_object      another object, or the end of the list or  _parse_object, _parse_text
+                             of the markup
+
+The booleans are independent of the state. They say what the opener had (`_in_list`, `_named_by_markup`), whether it
+has led to a call yet (`_has_calls`), whether calls without markup may still begin (`_started`), and whether the
+current call is dropped because only one is allowed (`_dropping`).
+"""
 
 import json
 import re
