@@ -10,6 +10,7 @@ Objects made per request are `msgspec.Struct`s: frozen like a dataclass and ten 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -30,6 +31,21 @@ Headers = tuple[tuple[str, str], ...]
 # What a caller must be allowed to do: run models, read metadata and metrics, load and unload models.
 Role = Literal["infer", "read", "admin"]
 _MAX_DIGITS = 18
+# Names of RFC 9110 that Python has since 3.13 only.
+_REASON_PHRASES = {
+    413: "Content Too Large",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
+}
+
+
+def reason_phrase(status: int) -> str:
+    """Return the name of an HTTP status, the same on every Python, or nothing for an unknown one."""
+    try:
+        return _REASON_PHRASES.get(status) or HTTPStatus(status).phrase
+    except ValueError:
+        return ""
 
 
 class EngineCall(msgspec.Struct, Generic[A, Out], frozen=True):

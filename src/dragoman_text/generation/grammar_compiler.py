@@ -31,6 +31,8 @@ QUICK_S = 0.1
 _MAX_WAITING, _MAX_WAITING_SLOW = 32, 8
 # A helper process that is idle for this time ends.
 _IDLE_S = 300.0
+# Wall time of a compilation per second of CPU time, and in addition: other processes may use the cores.
+_WALL, _WALL_S = 10.0, 2.0
 # Time limits for starting the helper process, and for its response after the kernel's limits.
 _START_S, _GRACE_S = 60.0, 10.0
 # Threads that use grammars have a larger stack than the forks, which reject grammars that are nested too deeply.
@@ -98,15 +100,16 @@ class CompilerProcess:
         Raises InvalidInput if it is malformed or exceeds a limit, CompileTimeExceededError if it takes more CPU time
         than `cpu_s`, and Overloaded if the machine is too busy to compile it.
         """
-        request = {
+        request: dict[str, Any] = {
             "kind": grammar.kind,
             "text": grammar.text,
             "cpu_s": cpu_s,
+            "wall_s": _WALL * cpu_s + _WALL_S,
             "memory_bytes": limits.grammar_memory << 20,
             "compact": limits.compact_json,
         }
         with self._lock:
-            response = self._answer(request, 20 * cpu_s + _GRACE_S)
+            response = self._answer(request, request["wall_s"] + _GRACE_S)
         match response:
             case {"grammar": text, "bytes": size}:
                 return text, size

@@ -35,8 +35,6 @@ LIMITS: Mapping[str, Any] = {
 }
 # Stack of a fork. Threads of the server that use grammars have more (`grammar_compiler`).
 _STACK_BYTES = 4 << 20
-# Wall time of a fork per second of CPU time, and in addition: other processes may use the cores.
-_WALL, _WALL_S = 10.0, 2.0
 
 # prctl(2): the signal sent to a process when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -189,7 +187,7 @@ def _compile_in_fork(request: Mapping[str, Any], tokenizer: Any, size: int, ends
     if not child:
         try:
             os.close(reading)
-            _limit(request["cpu_s"], request["memory_bytes"])
+            _limit(request["cpu_s"], request["wall_s"], request["memory_bytes"])
             response = _answer(request, tokenizer, size, ends)
             with os.fdopen(writing, "wb") as stream:
                 stream.write(json.dumps(response).encode())
@@ -220,7 +218,7 @@ def _answer(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[in
     return {"grammar": text, "bytes": max(size, 4 * len(text))}
 
 
-def _limit(cpu_s: float, memory_bytes: int) -> None:
+def _limit(cpu_s: float, wall_s: float, memory_bytes: int) -> None:
     """Set limits of this process: the kernel kills it if it exceeds one, or when the helper has ended.
 
     A fork that outlived the helper would keep its output open, and unloading the model would wait for it.
@@ -234,7 +232,7 @@ def _limit(cpu_s: float, memory_bytes: int) -> None:
             limit = int(stream.read().split()[0]) * resource.getpagesize() + memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    signal.setitimer(signal.ITIMER_REAL, _WALL * cpu_s + _WALL_S)
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
 
 
 class _MallInfo(ctypes.Structure):

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from dragoman.protocols.wire import JSON, OCTET_STREAM, Bodies, HttpProtocol, Operation, Role, Route
+from dragoman.protocols.wire import JSON, OCTET_STREAM, Bodies, HttpProtocol, Operation, Role, Route, reason_phrase
 
 SCHEMAS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -146,7 +145,7 @@ def _error_statuses(protocol: HttpProtocol, *, is_secured: bool) -> frozenset[in
 
 
 def _response(status: int, content: dict[str, Any]) -> dict[str, Any]:
-    described: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+    described: dict[str, Any] = {"description": reason_phrase(status)}
     if header := _ERROR_HEADERS.get(status):
         described["headers"] = {header: {"schema": {"type": "string"}}}
     return {**described, **({"content": content} if content else {})}

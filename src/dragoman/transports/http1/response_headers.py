@@ -2,9 +2,8 @@
 
 import time
 from email.utils import formatdate
-from http import HTTPStatus
 
-from dragoman.protocols.wire import Headers
+from dragoman.protocols.wire import Headers, reason_phrase
 from dragoman.system.request_context import HEADER, PREFIX
 
 _MAX_CACHED = 512
@@ -64,7 +63,7 @@ class ResponseHeaderWriter:
 
     def _start(self, status: int, headers: Headers) -> tuple[bytes, bool]:
         """Return the status line with these headers, and whether they close the connection."""
-        lines = [f"HTTP/1.1 {status} {_phrase(status)}\r\n"]
+        lines = [f"HTTP/1.1 {status} {reason_phrase(status)}\r\n"]
         for name, value in headers:
             if _FORBIDDEN.intersection(name) or _FORBIDDEN.intersection(value):
                 raise ValueError(f"the header {name!r} of a response contains a line break or NUL")
@@ -74,10 +73,3 @@ class ResponseHeaderWriter:
             self._cache.clear()
         self._cache[(status, headers)] = start
         return start
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""

@@ -25,11 +25,8 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Text
     text_models.make_model(models / "tiny-llama")
     parameters = 'threads = 1\ndtype = "float32"\nprompt_s = 600.0\n'
     (models / "dragoman.toml").write_text(f"[models.tiny-llama.parameters]\n{parameters}")
-    with pytest.MonkeyPatch.context() as patch:
-        for limit in ("_START_S", "_GRACE_S"):  # however busy the machine is
-            patch.setattr(f"dragoman_text.generation.grammar_compiler.{limit}", 600.0)
-        async with serve(str(models)) as server:
-            yield server
+    async with serve(str(models)) as server:
+        yield server
 
 
 def _lmi(**parameters: Any) -> tuple[str, Any]:

@@ -247,13 +247,15 @@ def compile_and_check(kind, text, *rest, original=grammar_worker.compile_and_che
     while True:
         signal.pause()
 
-grammar_worker.compile_and_check, grammar_worker._WALL, grammar_worker._WALL_S = compile_and_check, 0.0, 0.05
+grammar_worker.compile_and_check = compile_and_check
 grammar_worker.main()
 """
 
 
 def test_a_fork_that_uses_no_cpu_time_is_killed(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "START", HANGING_WORKER)
+    monkeypatch.setattr(grammar_compiler, "_WALL", 0.0)
+    monkeypatch.setattr(grammar_compiler, "_WALL_S", 0.05)
     with grammar_service(llama) as service:
         before = _children()
         with pytest.raises(Overloaded, match="could not be compiled in time"):

@@ -32,7 +32,7 @@ async def test_steps_are_counted_by_method_and_outcome(llama_folder: Path) -> No
 
 async def test_queue_and_batch_sizes(llama_folder: Path) -> None:
     model = load_model(llama_folder, max_batch=2)
-    call = Generate(prompts=("a b",), sampling=Sampling(max_new_tokens=60, ignore_eos=True, n=2), stream=True)
+    call = Generate(prompts=("a b",), sampling=Sampling(max_new_tokens=400, ignore_eos=True, n=2), stream=True)
     try:
         async with aclosing(model.generate(call)) as first, aclosing(model.generate(call)) as second:
             info = (await anext(first)).prompts[0]
@@ -41,7 +41,7 @@ async def test_queue_and_batch_sizes(llama_folder: Path) -> None:
                 await asyncio.sleep(0)
             metrics = engine_metrics(model)
             assert (metrics[("queue_size",)], metrics[("batch_size",)]) == (1, 2)
-            assert metrics[("batch_max_tokens",)] == 2 * (info.tokens + 60)
+            assert metrics[("batch_max_tokens",)] == 2 * (info.tokens + 400)
             await first.aclose()
             waited_s = (await waiting).prompts[0].waited_s
             assert waited_s is not None
