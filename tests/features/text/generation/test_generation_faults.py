@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,7 @@ async def test_a_disconnected_client_frees_its_slots(model: LanguageModel) -> No
 async def test_cancelling_a_waiting_request(model: LanguageModel) -> None:
     tasks = [asyncio.create_task(text(model, "The", max_new_tokens=100)) for _ in range(40)]
     while not any(engine_load(model)):
+        assert not tasks[-1].done()
         await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
@@ -305,8 +307,12 @@ async def test_a_prompt_that_fails_is_not_computed_further(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, slots, failed = Runner.run, list[int](), list[int]()
+    has_both, proceed = threading.Event(), threading.Event()
 
     def failing(runner: Runner, cache: Any, rows: list[BatchRow]) -> Any:
+        if len({row.slot for row in rows}) == 2 and not has_both.is_set():
+            has_both.set()
+            proceed.wait(60)
         slots.extend(row.slot for row in rows)
         if -1 not in failed and any(row.start > 20 and row.slot == 0 for row in rows):
             failed.append(-1 if len(rows) == 1 else 0)  # first in a batch, then alone; its slot can be reused
@@ -317,9 +323,10 @@ async def test_a_prompt_that_fails_is_not_computed_further(
     expected = [ids(await text(model, prompt, max_new_tokens=30)) for prompt in prompts_]
     monkeypatch.setattr(Runner, "run", failing)
     several = asyncio.create_task(text(model, "The", max_new_tokens=60, n=2, do_sample=True, seed=1))
-    while engine_load(model)[1] < 2:
-        await asyncio.sleep(0)
+    assert await asyncio.to_thread(has_both.wait, 60)
     valid = [asyncio.create_task(text(model, prompt, max_new_tokens=30)) for prompt in prompts_]
+    await asyncio.sleep(0.05)
+    proceed.set()
     with pytest.raises(ModelFailed, match="out of memory"):
         await several
     monkeypatch.setattr(Runner, "run", run)

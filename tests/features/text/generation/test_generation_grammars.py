@@ -549,6 +549,7 @@ async def test_a_sequence_preempted_while_a_mask_is_computed_continues(llama_fol
         expected = await text(model, "The import", max_new_tokens=6)
         other = asyncio.create_task(text(model, "Another one", max_new_tokens=120, ignore_eos=True))
         while not any(engine_load(model)):
+            assert not other.done()
             await asyncio.sleep(0)
         task = asyncio.create_task(_generate(model, _parse_prompt(model, lambda: Gated(size, gate))))
         assert (await other).generated == 120

@@ -38,6 +38,7 @@ async def test_queue_and_batch_sizes(llama_folder: Path) -> None:
             info = (await anext(first)).prompts[0]
             waiting = asyncio.ensure_future(anext(second))
             while not engine_metrics(model)[("queue_size",)]:
+                assert not waiting.done()
                 await asyncio.sleep(0)
             metrics = engine_metrics(model)
             assert (metrics[("queue_size",)], metrics[("batch_size",)]) == (1, 2)
