@@ -358,6 +358,9 @@ def _file(image: Any, form: str = "PNG") -> bytes:
     return file.getvalue()
 
 
+DEEP = Image.fromarray(np.full((8, 8), 40_000, np.uint16))  # which Pillow converts to 255
+
+
 @pytest.mark.parametrize("form", ["PNG", "BMP", "TIFF", "PPM", "GIF", "WEBP", "JPEG"])
 def test_images_as_files_and_as_base64(folder: Path, form: str) -> None:
     model = _load(_saved(folder, "vit-classes"))
@@ -498,6 +501,7 @@ def test_invalid_sound_is_rejected(
         ("hearer", {"samples": np.full((1, 8), np.nan, np.float32)}, {}, "expected finite samples"),
         ("detector", {"pixels": PIXELS}, {"threshold": "a"}, "parameter 'threshold': expected a number"),
         ("vit", {"inputs": [b"/etc/passwd"]}, {}, "expected an image"),
+        ("vit", {"inputs": [_file(DEEP)]}, {}, "expected 8 bits for each channel, got an image of mode I;16"),
     ],
 )
 def test_invalid_requests_name_the_input(folder: Path, name: str, inputs: Any, parameters: Any, message: str) -> None:

@@ -24,6 +24,8 @@ except ImportError as missing:
 
 # Formats accepted in requests: widely used, and none that makes Pillow start a program (EPS).
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+# Modes of Pillow with 8 bits for each channel, which a conversion to RGB keeps.
+_RGB_MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"})
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 # The beginning of base64, also of the alphabet for URLs and in lines; a PPM file may begin with such characters.
 _BASE64 = re.compile(rb"\s*[A-Za-z0-9+/_-]{2}[A-Za-z0-9+/_\-=\s]*")
@@ -113,8 +115,13 @@ def scans_error(image: Any, file: bytes) -> str:
     return f"expected a JPEG of at most {MAX_JPEG_SCANS} scans, got {scans}" if scans > MAX_JPEG_SCANS else ""
 
 
+def depth_error(image: Any) -> str:
+    """Return why an image cannot be converted to RGB: Pillow would cut off what 8 bits do not hold. "" if it can."""
+    return "" if image.mode in _RGB_MODES else f"expected 8 bits for each channel, got an image of mode {image.mode}"
+
+
 def image_decoder() -> Callable[[bytes, str], Any]:
-    """Return a function of an element and its place that decodes the images of a call.
+    """Return a function of an element and its place that decodes the images of a call, for models of RGB images.
 
     Elements are files, as they are, in base64 or as `data:` URLs; paths and addresses are never opened. It raises
     InvalidInput.
@@ -123,7 +130,10 @@ def image_decoder() -> Callable[[bytes, str], Any]:
 
     def decode(element: bytes, where: str) -> Any:
         try:
-            return decode_file(element)
+            image = decode_file(element)
+            if reason := depth_error(image):
+                raise ValueError(reason)
+            return image
         except ValueError as error:
             shown = element if len(element) <= 40 else element[:40] + b"..."
             raise InvalidInput(

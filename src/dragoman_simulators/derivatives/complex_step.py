@@ -8,7 +8,7 @@ import numpy as np
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vectors import Ability, Config, Vector, Vectors, as_vectors, replace_item, split_outputs
 from dragoman_simulators.derivatives.derived import (
-    DerivedFunction,
+    CostlyDerivatives,
     GradientHessian,
     check_evaluations,
     component_scales,
@@ -164,7 +164,7 @@ _MAX_ELEMENTS = 1 << 20
 NAME = "complex step"
 
 
-class ComplexStep(DerivedFunction):
+class ComplexStep(CostlyDerivatives):
     """Derivatives of an analytic function of complex128 arrays.
 
     J v takes one evaluation; Jᵀ s takes one for each element of the input, or one in all if the function is
@@ -185,7 +185,7 @@ class ComplexStep(DerivedFunction):
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         size = len(inputs[input])
-        check_evaluations(size, self._function.options.max_evaluations, "Gradient", NAME)
+        self.check_cost("gradient", size, len(sens))
         if not self.vectorised:
             columns = (self.apply_jacobian(output, input, inputs, unit, config) for unit in unit_vectors(size))
             return np.array([sens @ column for column in columns])
@@ -206,7 +206,11 @@ class ComplexStep(DerivedFunction):
         check_gradient_estimate("ApplyHessian", self._function.name, f"finite differences of {NAME}", result, x, size)
         return result
 
-    def sources(self) -> Mapping[Ability, str]:
+    def check_cost(self, ability: Ability, input_size: int, output_size: int) -> None:
+        if ability != "apply_jacobian":
+            check_evaluations(input_size, self._function.options.max_evaluations, "Gradient", NAME)
+
+    def all_sources(self) -> Mapping[Ability, str]:
         sources: dict[Ability, str] = {"gradient": NAME, "apply_jacobian": NAME}
         return sources | {"apply_hessian": f"finite differences of {NAME}"} if self._with_hessian else sources
 

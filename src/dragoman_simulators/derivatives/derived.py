@@ -11,6 +11,9 @@ from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunc
 # Forward-mode derivative of function(*arguments) by the argument at an index, applied to a vector.
 JacobianVectorProduct = Callable[[Callable[..., Any], Vectors, int, Vector], Any]
 
+DIFFERENCES = "finite differences"
+EVALUATIONS = 4  # by finite differences for a product of the Jacobian, without that at the point
+
 
 class DerivedFunction(VectorFunction):
     """Base of functions that add abilities to `base` and keep its sizes and names."""
@@ -76,7 +79,45 @@ class CombinedFunction(VectorFunction):
             each.close()
 
 
-class UnitVectorProducts(DerivedFunction):
+class CostlyDerivatives(DerivedFunction):
+    """Derivatives that take evaluations in proportion to the sizes: only those within the limit are offered.
+
+    The limit counts for the sizes of the empty config, if it has any, and for the smallest of several vectors; calls
+    with others raise NotSupported.
+    """
+
+    def all_sources(self) -> Mapping[Ability, str]:
+        """Return where each ability comes from, whatever it takes."""
+        raise NotImplementedError
+
+    def check_cost(self, ability: Ability, input_size: int, output_size: int) -> None:
+        """Raise NotSupported if an ability takes too many evaluations for vectors of these sizes."""
+        raise NotImplementedError
+
+    def sources(self) -> Mapping[Ability, str]:
+        missing = self.missing()
+        return {ability: source for ability, source in self.all_sources().items() if ability not in missing}
+
+    def missing(self) -> Mapping[Ability, str]:
+        if self._missing is None:
+            self._missing = dict(self._too_costly())
+        return self._missing
+
+    _missing: Mapping[Ability, str] | None = None
+
+    def _too_costly(self) -> Iterator[tuple[Ability, str]]:
+        try:
+            inputs, outputs = (min(sizes({}), default=0) for sizes in (self.input_sizes, self.output_sizes))
+        except Exception:  # there are no sizes without a config
+            return
+        for ability in self.all_sources():
+            try:
+                self.check_cost(ability, inputs, outputs)
+            except NotSupported as error:
+                yield ability, error.message
+
+
+class UnitVectorProducts(CostlyDerivatives):
     """Jᵀ s from one J e_i for each element of the input, or J v from one Jᵀ e_i for each element of the output.
 
     Raises NotSupported if that takes more than `max_evaluations` calls.
@@ -88,15 +129,22 @@ class UnitVectorProducts(DerivedFunction):
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         size, act = len(inputs[input]), self.base.apply_jacobian
-        check_evaluations(size, self._max_evaluations, "Gradient", "apply_jacobian")
+        self.check_cost("gradient", size, len(sens))
         return [_dot(sens, act(output, input, inputs, unit, config), "apply_jacobian") for unit in unit_vectors(size)]
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         size, act = self.output_sizes(config)[output], self.base.gradient
-        check_evaluations(size, self._max_evaluations, "ApplyJacobian", "gradient")
+        self.check_cost("apply_jacobian", len(vec), size)
         return [_dot(vec, act(output, input, inputs, unit, config), "gradient") for unit in unit_vectors(size)]
 
-    def sources(self) -> Mapping[Ability, str]:
+    def check_cost(self, ability: Ability, input_size: int, output_size: int) -> None:
+        if ability == "gradient":
+            each = EVALUATIONS if self.base.sources()["apply_jacobian"] == DIFFERENCES else 1
+            check_evaluations(each * input_size, self._max_evaluations, "Gradient", "apply_jacobian")
+        else:
+            check_evaluations(output_size, self._max_evaluations, "ApplyJacobian", "gradient")
+
+    def all_sources(self) -> Mapping[Ability, str]:
         known = self.base.sources()
         match "gradient" in known, "apply_jacobian" in known:
             case True, False:

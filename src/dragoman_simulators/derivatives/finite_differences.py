@@ -8,7 +8,9 @@ import numpy as np
 from dragoman.core.errors import ModelFailed
 from dragoman.core.vectors import Ability, Config, Estimate, Vector, Vectors, as_vector, as_vectors, replace_item
 from dragoman_simulators.derivatives.derived import (
-    DerivedFunction,
+    DIFFERENCES,
+    EVALUATIONS,
+    CostlyDerivatives,
     check_evaluations,
     component_scales,
     max_step,
@@ -30,7 +32,7 @@ from dragoman_simulators.derivatives.differences import (
 from dragoman_simulators.derivatives.user_function import UserFunction
 from dragoman_simulators.derivatives.verification import check_finite
 
-NAME = "finite differences"
+NAME = DIFFERENCES
 
 # Other steps are tried if the estimated error exceeds this fraction of the derivative and, for derivatives that may be
 # zero, this fraction of the function's value.
@@ -162,7 +164,7 @@ class _MixedDifferences:
 _CORNERS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
-class FiniteDifferences(DerivedFunction):
+class FiniteDifferences(CostlyDerivatives):
     """Derivatives of any function from its values, as `Estimate`; `notes` reports their cost.
 
     A Hessian action is differences of the gradient if the user has written one, else of the function. Raises
@@ -185,7 +187,7 @@ class FiniteDifferences(DerivedFunction):
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         x = inputs[input]
-        check_evaluations(4 * len(x), self._max_evaluations, "Gradient", NAME)
+        self.check_cost("gradient", len(x), len(sens))
         value, used = self._finite_value(output, inputs, config, sens), sens != 0
         values = self._of_input(output, input, inputs, config)
         function = PointFunction(lambda x: values(x)[used], x, value[used], noise=self._noise)  # others may be infinite
@@ -227,7 +229,7 @@ class FiniteDifferences(DerivedFunction):
             moved = replace_item(replace_item(inputs, input1, x + s), input2, (x + s if input1 == input2 else y) + t)
             return float(weights @ self._outputs(moved, config)[output][used])
 
-        check_evaluations(8 * len(x), self._max_evaluations, "ApplyHessian", NAME)
+        self.check_cost("apply_hessian", len(x), len(sens))
         size = float(np.abs(weights) @ np.abs(value[used]))
         relative = np.maximum(relative_rounding(value[used]), self._noise)
         noise = float(np.abs(weights) @ (relative * np.abs(value[used])))
@@ -239,7 +241,13 @@ class FiniteDifferences(DerivedFunction):
         check_gradient_estimate("ApplyHessian", self._function.name, NAME, result, x, size)
         return result
 
-    def sources(self) -> Mapping[Ability, str]:
+    def check_cost(self, ability: Ability, input_size: int, output_size: int) -> None:
+        if ability == "gradient":
+            check_evaluations(EVALUATIONS * input_size, self._max_evaluations, "Gradient", NAME)
+        elif ability == "apply_hessian" and "gradient" not in self._function.sources():
+            check_evaluations(2 * EVALUATIONS * input_size, self._max_evaluations, "ApplyHessian", NAME)
+
+    def all_sources(self) -> Mapping[Ability, str]:
         return {"gradient": NAME, "apply_jacobian": NAME, "apply_hessian": NAME}
 
     def notes(self) -> Mapping[str, Any]:

@@ -15,10 +15,6 @@ from dragoman_text.generation.chat_template import render, try_template
 from dragoman_text.generation.message_forms import shows_parts
 from dragoman_text.limits import MAX_IMAGE_RATIO
 
-# Formats of images: none of them makes Pillow start a program.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-# Modes of Pillow with 8 bits for each channel, which a conversion to RGB keeps.
-_MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"})
 _SAMPLE = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a b c"}]}]
 
 # Arguments of a model by name, besides the tokens: tensors whose first axis is the sequence, or images.
@@ -150,7 +146,7 @@ class VisionProcessor:
         """Return an image in RGB, and the number of pixels that further ones may have."""
         from PIL import Image, ImageOps
 
-        from dragoman.codecs.image import scans_error
+        from dragoman.codecs.image import FORMATS, depth_error, scans_error
 
         try:
             file = decode_base64(data.encode())
@@ -165,10 +161,8 @@ class VisionProcessor:
             if max(image.size) > MAX_IMAGE_RATIO * min(image.size):
                 size = f"{image.width} x {image.height}"
                 raise InvalidInput(f"{where}: expected sides in a ratio of at most {MAX_IMAGE_RATIO}, got {size}")
-            if reason := scans_error(image, file):
+            if reason := scans_error(image, file) or depth_error(image):
                 raise InvalidInput(f"{where}: {reason}")
-            if image.mode not in _MODES:
-                raise InvalidInput(f"{where}: expected 8 bits for each channel, got an image of mode {image.mode}")
             image = ImageOps.exif_transpose(image)
             if image.has_transparency_data:  # the colors of transparent pixels are often black, as is a text on them
                 image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))

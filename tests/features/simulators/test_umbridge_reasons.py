@@ -39,6 +39,11 @@ def printed(x):
     return float("%.6g" % (np.sin(x[0]) * np.exp(x[1]) + 2))
 
 
+@vector_function(inputs={"x": 9}, outputs={"y": 1}, derivatives="finite differences", max_evaluations=20)
+def long(x):
+    return x.sum()
+
+
 @vector_function(inputs={"x": 2}, outputs={"y": 1}, derivatives="finite differences", evaluate_at_load=False)
 def never_at_load(x):
     open(LOG, "a").write("evaluated\\n")
@@ -69,7 +74,7 @@ def post(url: str, verb: str, **body: Any) -> tuple[int, Any]:
 
 
 def test_each_function_of_a_file_is_served(url: str) -> None:
-    assert {*umbridge.supported_models(url)} == {"table", "scaled", "units", "printed", "never_at_load"}
+    assert {*umbridge.supported_models(url)} == {"table", "scaled", "units", "printed", "long", "never_at_load"}
     assert umbridge.HTTPModel(url, "units")([[0.7, 1.2]]) == [[pytest.approx(23.52)]]
     assert umbridge.HTTPModel(url, "units").gradient(0, 0, [[0.7, 1.2]], [1.0]) == pytest.approx([67.2, 19.6])
 
@@ -84,6 +89,18 @@ def test_the_reason_of_a_missing_derivative(url: str) -> None:
     with urllib.request.urlopen(f"{url}/v2/models/table") as response:
         details = json.load(response)
     assert "np.interp" in json.dumps(details)
+
+
+def test_a_derivative_that_takes_too_many_evaluations_is_not_offered(url: str) -> None:
+    model, x = umbridge.HTTPModel(url, "long"), [[1.0] * 9]
+    supports = (model.supports_gradient(), model.supports_apply_jacobian(), model.supports_apply_hessian())
+    assert supports == (False, True, False)
+    assert model.apply_jacobian(0, 0, x, [1.0] * 9) == pytest.approx([9])
+    status, error = post(url, "Gradient", name="long", input=x)
+    assert (status, error["type"]) == (400, "UnsupportedFeature")
+    assert (
+        "Gradient by finite differences takes 36 evaluations of the function; expected at most 20" in error["message"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Verification of derivatives by central differences in each call."""
 
+import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import jax.numpy as jnp
@@ -373,34 +373,52 @@ def test_options_required_by_evaluate_at_load_false() -> None:
 
 
 @pytest.mark.parametrize("derivatives", ["complex step", "finite differences"])
-def test_max_evaluations_limits_gradients(derivatives: str) -> None:
+def test_derivatives_that_take_too_many_evaluations_are_not_offered(derivatives: str) -> None:
     options: dict[str, Any] = {"outputs": [1], "derivatives": derivatives, "evaluate_at_load": False}
-    few = build(lambda x: (x**2).sum(), inputs=[5], max_evaluations=3, **options)
-    with pytest.raises(NotSupported, match="expected at most 3"):
-        gradient(few, np.ones(5))
-    if derivatives == "finite differences":
-        with pytest.raises(NotSupported, match=r"ApplyHessian by finite differences takes 40 evaluations .* at most 3"):
-            few.apply_hessian(0, 0, 0, [np.ones(5)], ONE, np.ones(5), {})
-    function = build(lambda x: (x**2).sum(), inputs=[10**6], **options)
-    cost = 10**6 if derivatives == "complex step" else 4 * 10**6
-    with pytest.raises(NotSupported, match=rf"takes {cost} evaluations of the function; expected at most 10000 "):
-        gradient(function, np.ones(10**6))
+    cost = 1 if derivatives == "complex step" else 4
+    for limits, size in (({"max_evaluations": 5 * cost - 1}, 5), ({}, 10**6)):
+        function = build(lambda x: (x**2).sum(), inputs=[size], **limits, **options)
+        assert set(function.sources()) == {"evaluate", "apply_jacobian"}
+        limit = limits.get("max_evaluations", 10_000)
+        for reason in function.missing().values():
+            assert re.search(rf" takes \d+ evaluations of the function; expected at most {limit} ", reason)
+        assert f"takes {cost * size} evaluations" in function.missing()["gradient"]
+    within = build(lambda x: (x**2).sum(), inputs=[5], max_evaluations=5 * cost, **options)
+    assert gradient(within, np.ones(5)) == pytest.approx([2.0] * 5)
     pushed = build(lambda x: x, inputs=[5], apply_jacobian=lambda x, vec: vec, derivatives="jax", max_evaluations=3)
     assert pushed.sources()["gradient"] == "jax"
 
 
-def test_max_evaluations_limits_unit_vector_products() -> None:
+@pytest.mark.parametrize("derivatives", ["complex step", "finite differences"])
+def test_sizes_of_a_config_that_take_too_many_evaluations_are_an_error(derivatives: str) -> None:
+    options: dict[str, Any] = {"outputs": [1], "derivatives": derivatives, "evaluate_at_load": False}
+    function = build(lambda x: (x**2).sum(), inputs=lambda config: [config.get("n", 1)], max_evaluations=8, **options)
+    x, config = np.ones(9), {"n": 9}
+    assert gradient(function, np.ones(1)) == pytest.approx([2.0])
+    with pytest.raises(NotSupported, match="evaluations of the function; expected at most 8"):
+        function.gradient(0, 0, [x], ONE, config)
+    with pytest.raises(NotSupported, match="evaluations of the function; expected at most 8"):
+        function.apply_hessian(0, 0, 0, [x], ONE, x, config)
+    needed = build(lambda x: (x**2).sum(), inputs=lambda config: [config["n"]], max_evaluations=8, **options)
+    assert set(needed.sources()) == {"evaluate", "gradient", "apply_jacobian", "apply_hessian"}
+
+
+def test_products_with_too_many_unit_vectors_are_not_offered() -> None:
     options: dict[str, Any] = {"inputs": [3], "outputs": [3], "linear": True}
     x, vec = [np.ones(3)], np.array([1.0, 2.0, 3.0])
-    for limit in (2, 3):
-        with nullcontext() if limit == 3 else pytest.raises(NotSupported, match=r"by .* takes 3 evaluations .* most 2"):
-            pushed = build(lambda x: 2 * x, apply_jacobian=lambda x, vec: 2 * vec, max_evaluations=limit, **options)
-            assert list(pushed.gradient(0, 0, x, vec, {})) == [2.0, 4.0, 6.0]
-    options |= {"linear": False, "derivatives": "finite differences", "gradient": lambda x, sens: 2 * sens}
-    for limit in (2, 3):
-        with nullcontext() if limit == 3 else pytest.raises(NotSupported, match=r"by .* takes 3 evaluations .* most 2"):
-            pulled = build(lambda x: 2 * x, max_evaluations=limit, **options)
-            assert list(pulled.apply_jacobian(0, 0, x, vec, {})) == [2.0, 4.0, 6.0]
+
+    def pushed(limit: int) -> VectorFunction:
+        return build(lambda x: 2 * x, apply_jacobian=lambda x, vec: 2 * vec, max_evaluations=limit, **options)
+
+    def pulled(limit: int) -> VectorFunction:
+        given = {**options, "linear": False, "derivatives": "finite differences", "gradient": lambda x, sens: 2 * sens}
+        return build(lambda x: 2 * x, max_evaluations=limit, **given)
+
+    assert list(pushed(3).gradient(0, 0, x, vec, {})) == [2.0, 4.0, 6.0]
+    assert list(pulled(3).apply_jacobian(0, 0, x, vec, {})) == [2.0, 4.0, 6.0]
+    assert "takes 3 evaluations of the function; expected at most 2" in pushed(2).missing()["gradient"]
+    # Of the product with a written gradient there is another way: five evaluations, whatever the size is.
+    assert pulled(2).sources()["apply_jacobian"] == "finite differences"
 
 
 def test_fast_functions_take_two_more_evaluations() -> None:

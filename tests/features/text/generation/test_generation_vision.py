@@ -142,6 +142,8 @@ async def test_formats_and_orientation(llava: LanguageModel) -> None:
     picture = image(5)
     plain = await first_logprob(llava, chat("a ", part(picture)))
     assert await first_logprob(llava, chat("a ", part(picture, "WEBP", lossless=True))) == plain
+    for file_format in ("BMP", "TIFF", "PPM"):
+        assert await first_logprob(llava, chat("a ", part(picture, file_format))) == plain
     with_alpha = picture.copy()
     with_alpha.putalpha(255)
     assert await first_logprob(llava, chat("a ", part(with_alpha))) == plain
@@ -201,13 +203,13 @@ def raw(data: str) -> dict[str, Any]:
         ([raw(bomb())], "expected at most 5000 pixels in all .max_image_pixels."),
         ([raw("A" * 40_000)], "images: expected at most 20000 bytes .max_image_bytes., got 30000"),
         ([raw("no!")], "images.0.: expected base64"),
-        ([raw("aGVsbG8=")], "images.0.: expected an image .PNG, JPEG, WEBP, GIF."),
+        ([raw("aGVsbG8=")], "images.0.: expected an image .PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM."),
         ([raw(file_of(image(0))[:600])], "images.0.: expected an image"),
-        ([part(image(0), "TIFF")], "images.0.: expected an image"),
+        ([part(image(0), "ICO")], "images.0.: expected an image"),
         ([part(image(0).convert("L").convert("I").convert("I;16"))], "expected 8 bits for each channel, got .* I;16"),
         ([part(image(0, 1, 201))], "images.0.: expected sides in a ratio of at most 200, got 1 x 201"),
         ([raw(jpeg_of_scans(101))], "images.0.: expected a JPEG of at most 100 scans, got 101"),
-        ([raw(broken_exif())], "images.0.: expected an image .PNG, JPEG, WEBP, GIF.: required argument"),
+        ([raw(broken_exif())], "images.0.: expected an image .PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM.: required argument"),
         ([part(image(0)), "an <image> here"], "expected no '<image>' in texts beside images"),
     ],
 )
