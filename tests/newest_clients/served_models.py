@@ -133,8 +133,26 @@ class Doubler(dragoman.Model):
         return {"y": call.inputs["x"].data * 2, "t": [text * 2 for text in call.inputs["s"].data]}
 
 
+# Of a version, which tritony requests.
+TRIPLER = """
+import dragoman
+
+
+class Tripler(dragoman.Model):
+    placement = "inline"
+    inputs = (dragoman.TensorSpec("x", dragoman.FP32, (2,)),)
+    outputs = (dragoman.TensorSpec("y", dragoman.FP32, (2,)),)
+
+    def infer(self, call):
+        return {"y": call.inputs["x"].data * 3}
+"""
+
+
 async def _serve(folder: Path) -> None:
     models = (Scripted, SharedWords, Angles, Doubler)
+    version = folder / "Tripler" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(TRIPLER)
     ports: dict[str, Any] = {"http_port": 0, "max_body_bytes": 1 << 20}
     async with (
         dragoman.Server(str(folder), *models, grpc_port=0, cors_origins="*", control_token=KEY, **ports) as server,
