@@ -178,7 +178,8 @@ def _texts(content: Any, where: str) -> list[str]:
 
 def _messages(value: Any, earlier: int) -> list[dict[str, Any]]:
     if not isinstance(value, list) or len(value) <= earlier:
-        raise InvalidInput(f"`messages` must be a list of at least one message; got {format_value(value)}")
+        sent = value[earlier:] if isinstance(value, list) else value
+        raise InvalidInput(f"`messages` must be a list of at least one message; got {format_value(sent)}")
     messages: list[dict[str, Any]] = []
     calls: set[str] = set()
     for i, message in enumerate(value):

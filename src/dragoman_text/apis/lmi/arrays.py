@@ -1,6 +1,6 @@
 """Inference of arrays at LMI's paths, as JSON."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,13 +18,16 @@ from dragoman.protocols.json_arrays import (
     parse_values,
     single_tensor,
 )
-from dragoman.protocols.parameters import build_request, json_body
+from dragoman.protocols.parameters import build_request, ignored_header, json_body, reject_unknown
 from dragoman.protocols.wire import JSON_TYPE, Buffer, EngineCall, HttpRequest, HttpResponse, Policy
-from dragoman_text.apis.lmi.request import media_type
+from dragoman_text.apis.lmi.request import media_type, other_model
 
 _INPUT_KEYS = ("inputs", "instances", "data")  # names of the inputs in the requests of clients
+_FIELDS = (*_INPUT_KEYS, "parameters", "model_name")
 _OUTPUT_KEY = "predictions"
 _OTHER_TYPES = ("text/csv", "tensor/", "application/x-npy", "application/x-npz")  # of SageMaker and DJL
+
+_Parsed = tuple[Infer, Sequence[str]]
 
 
 def parse_arrays_request(
@@ -40,39 +43,43 @@ def parse_arrays_request(
         )
     if not len(http.body):
         raise InvalidInput("the request body is empty")
-    call = read(http, model, policy)
+    call, unused = read(http, model, policy)
     request: Request[Inference] = build_request(call, http, policy, model.name)
-    return EngineCall(request, lambda response: _format_predictions(response, model.name, policy))
+    return EngineCall(request, lambda response: _format_predictions(response, model.name, policy, unused))
 
 
-# --- requests ----------------------------------------------------------------------------------------------
+# --- requests: the call, and the names of fields without effect ----------------------------------------------
 
 
-def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> _Parsed:
     body = json_body(http.body, policy, parse_document)
     if not isinstance(body, dict):
-        return Infer(single_tensor(body, model))
+        return Infer(single_tensor(body, model)), []
     names = {spec.name for spec in model.signature.inputs}
+    unused: list[str] = []
     if "model_name" not in names:
+        unused = other_model(body, model.name, policy)
         body.pop("model_name", None)
     key = next((name for name in _INPUT_KEYS if name in body), None)
     if key is None:
         if body and body.keys() <= names:
-            return Infer(named_tensors(body, model))
+            return Infer(named_tensors(body, model)), unused
         result = ", ".join(f"'{name}'" for name in sorted(names)) or "the model's inputs"
         raise InvalidInput(f"expected an object with 'inputs', or with {result}; got {format_value(body)}")
-    return Infer(parse_values(body[key], model, key), parameters=call_parameters(body))
+    unknown = [name for name in body if name not in (key, "parameters")]
+    reject_unknown(unknown, _FIELDS, policy)
+    return Infer(parse_values(body[key], model, key), parameters=call_parameters(body)), [*unknown, *unused]
 
 
-def _from_text(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    return Infer(single_tensor(np.array([_text(http.body)], dtype=object), model))
+def _from_text(http: HttpRequest, model: ModelDescription, policy: Policy) -> _Parsed:
+    return Infer(single_tensor(np.array([_text(http.body)], dtype=object), model)), []
 
 
-def _from_bytes(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+def _from_bytes(http: HttpRequest, model: ModelDescription, policy: Policy) -> _Parsed:
     spec = only_input(model)
     if spec.datatype is BYTES:
-        return Infer(single_tensor(np.array([bytes(http.body)], dtype=object), model))
-    return Infer({}, raw=bytes(http.body))
+        return Infer(single_tensor(np.array([bytes(http.body)], dtype=object), model)), []
+    return Infer({}, raw=bytes(http.body)), []
 
 
 def _text(body: Buffer) -> str:
@@ -82,7 +89,7 @@ def _text(body: Buffer) -> str:
         raise InvalidInput(f"the request body is not valid UTF-8: {error.reason}") from error
 
 
-READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] = {
+READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], _Parsed]] = {
     "text/plain": _from_text,
     "application/octet-stream": _from_bytes,
 }
@@ -91,8 +98,10 @@ READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] 
 # --- responses -----------------------------------------------------------------------------------------------
 
 
-def _format_predictions(response: Response[Inference], model: str, policy: Policy) -> HttpResponse:
+def _format_predictions(
+    response: Response[Inference], model: str, policy: Policy, unused: Sequence[str]
+) -> HttpResponse:
     outputs, instead = response.answer.outputs, f"use /v2/models/{model}/infer"
     values = {name: format_values(name, tensor, policy, instead) for name, tensor in outputs.items()}
     body = json_chunks({_OUTPUT_KEY: next(iter(values.values())) if len(values) == 1 else values})
-    return HttpResponse(200, body, (JSON_TYPE,))
+    return HttpResponse(200, body, (JSON_TYPE, *ignored_header(unused)))

@@ -6,6 +6,7 @@ Set DRAGOMAN_TEST_WRITE=1 to write the files anew after a change that is meant, 
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import dragoman
 from rest.rest_server import RawResponse
 from text_server import ReverseModel, TextServer, serve
 
+from .test_lmi_arrays import Upper, Vectors, double, joined
 from .test_scoring import Angles, SharedWords
 from .test_text_contract import (
     ANSWERED,
@@ -60,7 +62,8 @@ async def server() -> AsyncIterator[TextServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def strict() -> AsyncIterator[TextServer]:
-    async with serve(*MODELS, default_model="ReverseModel", strict_parameters=True, max_stored_responses=0) as server:
+    models = (*MODELS, double)
+    async with serve(*models, default_model="ReverseModel", strict_parameters=True, max_stored_responses=0) as server:
         yield server
 
 
@@ -80,13 +83,13 @@ def get(path: str, headers: Headers = {}) -> Step:  # noqa: B006
 async def exchange(server: TextServer, step: Step) -> tuple[RawResponse, list[str]]:
     """Send a request; return its response, and the lines that describe the request, the response and the calls."""
     method, path, body, headers = step
-    names = [kind.__name__ for kind in MODELS]
-    for name in names:
-        server.model(name).calls.clear()
-    server.model().embedded = None
+    models = [model for model in server.models.values() if hasattr(model, "calls")]
+    for model in models:
+        model.calls.clear()
+        model.embedded = None
     response = await server.request(method, path, body, headers)
-    calls = [call for name in names for call in server.model(name).calls]
-    seen = plain([*calls, *filter(None, [server.model().embedded])])
+    calls = [call for model in models for call in model.calls]
+    seen = plain([*calls, *(model.embedded for model in models if model.embedded)])
     sent = "" if body is None else repr(body) if isinstance(body, bytes) else compact(body)
     kept = " ".join(f"{name}: {value}" for name, value in headers.items())
     found = [" ".join(filter(None, (method, _masked(path), shortened(_masked(sent)), kept)))]
@@ -137,6 +140,21 @@ def lists() -> Iterator[Step]:
     yield get("/models?limit=000000000001")
     for path in ("/adapters", "/adapters/pirate", "/adapters/none"):
         yield get(path)
+    for query in (
+        *(
+            "limit=1",
+            "limit=2",
+            "limit=1000",
+            "limit=1001",
+            "limit=0",
+            "limit=x",
+            "after_id=pirate",
+            "before_id=pirate",
+        ),
+        *("limit=1&after_id=ReverseModel", "limit=1&before_id=pirate", "after_id=none", "before_id=none", "after_id="),
+        *("after_id=ReverseModel:pirate", "before_id=Angles", "after_id=pirate&before_id=pirate", "limit=2&limit=1"),
+    ):
+        yield get(f"/v1/models?{query}", VERSION)
     for method in ("GET", "PUT", "DELETE"):
         for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/generate", "/invocations", "/rerank"):
             yield method, path, None, {}
@@ -832,6 +850,8 @@ def _strict_steps() -> Iterator[Step]:
     yield post("/v1/chat/completions", {**REQUESTS["/v1/chat/completions"], "tools": [tool]})
     yield post("/invocations", {"inputs": ["a"], "parameters": {"details": True, "n": 2}})
     yield post("/models?model_name=none&engine=Python", None)
+    yield post("/predictions/double", {"inputs": [1], "own": 1})
+    yield post("/predictions/double", {"inputs": [1], "model_name": "other"})
     yield get("/v1/responses/resp_a")
     yield post("/v1/responses", {"input": "a", "previous_response_id": "resp_a"})
     yield post("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_a"}]})
@@ -963,3 +983,153 @@ async def test_stored_responses(server: TextServer) -> None:
     ):
         await send("POST", "/v1/responses", {"input": "a b", "max_output_tokens": 1, "store": False, **more})
     check("rare stored responses", found)
+
+
+# --- threads of messages ---------------------------------------------------------------------------------------------
+
+
+async def test_threads(server: TextServer) -> None:
+    found: list[str] = []
+
+    async def send(thread: Any, *messages: Any, **more: Any) -> str:
+        body = {"max_tokens": 2, "messages": [*messages], "thread": thread, **more}
+        response, text = await exchange(server, post("/v1/messages", body, VERSION))
+        found.extend(text)
+        return str(response.json.get("id", "")) if response.body.startswith(b"{") else ""
+
+    def following(id_: str) -> dict[str, str]:
+        return {"type": "continue", "previous_message_id": id_}
+
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    blocks = [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}, TEXT]
+    first = await send({"type": "create"}, USER, system="s", tools=[tool])
+    second = await send(following(first), {"role": "user", "content": blocks})
+    third = await send(following(second), USER, {"role": "assistant", "content": "so "})
+    await send(following(third), USER, {"role": "assistant", "content": [TEXT, {**TEXT, "text": "u"}]})
+    await send(following(first), USER, stream=True)
+    await send({"type": "create"}, USER, stream=True)
+    for thread in (
+        *cases(None, False, True, 5, {}, {"type": "create", "own": 1}, {"type": "continue"}, {"type": "fork"}),
+        *(following(id_) for id_ in cases("", 5, "msg_missing")),
+    ):
+        await send(thread, USER)
+    await send(following(first), USER, system="t")
+    await send(following(first), USER, tools=[])
+    await send(following(first))
+    await send(following(first), {"role": "robot", "content": "a"})
+    await send(following(first), USER, 5)
+    await send(following(first), messages=5)
+    check("rare threads", found)
+
+
+async def test_threads_of_a_server_without_a_store(strict: TextServer) -> None:
+    found: list[str] = []
+    for thread in cases(None, {"type": "create"}, {"type": "continue", "previous_message_id": "msg_a"}, 5):
+        body = {"max_tokens": 2, "messages": [USER], "thread": thread}
+        found += (await exchange(strict, post("/v1/messages", body, VERSION)))[1]
+    check("rare threads without a store", found)
+
+
+# --- LMI: settings of models, arrays and embeddings ------------------------------------------------------------------
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "usual": {},
+    "tgi": {"tgi_compat": True},
+    "dynamic": {"rolling_batch": "disable"},
+    "streaming": {"rolling_batch": "disable", "enable_streaming": True},
+    "json": {"output_formatter": "json"},
+    "lines": {"output_formatter": "jsonlines"},
+    "events": {"output_formatter": "sse"},
+    "text": {"output_formatter": "none"},
+    "chat": {"output_formatter": "jsonlines_chat_completion"},
+    "infer": {"infer_do_sample": True},
+    "bedrock": {"bedrock_compat": True},
+    "trtllm": {"rolling_batch": "trtllm"},
+}
+
+
+def bodies_by_settings() -> Iterator[Any]:
+    yield {"inputs": "a b"}
+    yield {"inputs": "a b", "stream": True}
+    yield {"inputs": ["a b", "c"], "stream": True}
+    yield {"inputs": ["a b", "c"], "parameters": {"max_new_tokens": 1, "details": True}}
+    yield {"inputs": "a b", "parameters": {"temperature": 0.5, "details": True, "decoder_input_details": True}}
+    yield {"inputs": "a b", "parameters": {"do_sample": True, "seed": 5, "n": 2, "max_new_tokens": 2}}
+    yield {"inputs": "a b", "parameters": {"top_n_tokens": 1, "prompt_logprobs": 1, "details": True}, "stream": True}
+    yield {"inputs": "a b", "parameters": {"output_formatter": "sse", "return_full_text": True}}
+    yield {"inputs": "a b", "parameters": {"output_formatter": "none"}, "stream": True}
+    yield {"inputs": "a !fault b"}
+    yield {"inputs": "a !fault b", "stream": True}
+    yield {"inputs": "!fault a"}
+    yield {"inputs": 5}
+    yield {"inputs": "a", "parameters": {"max_new_tokens": 0}}
+    yield {"prompt": "a b", "max_tokens": 1}
+    yield {"prompt": "a b", "max_gen_len": 1, "stream": True}
+    yield {"prompt": "a !fault b", "stream": True}
+    yield {"prompt": "", "temperature": 0.25, "top_p": 0.5}
+    yield {"messages": [USER], "max_tokens": 1}
+    yield {"messages": [USER], "max_tokens": 2, "stream": True}
+
+
+async def test_settings_of_lmi(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[3]
+    for name, settings in SETTINGS.items():
+        (tmp_path / name).mkdir()
+        code = f"import sys\nsys.path.insert(0, {str(tests)!r})\nfrom text_server import ReverseModel\n"
+        (tmp_path / name / "model.py").write_text(f"{code}\n\nclass Custom(ReverseModel):\n    pass\n")
+        lines = [f"{each} = {json.dumps(value)}" for each, value in settings.items()]
+        table = "\n".join(["[model]", "placement = 'inline'", "[model.protocols.lmi]", *lines, ""])
+        (tmp_path / name / "dragoman.toml").write_text(table)
+    found: list[str] = []
+    async with serve(str(tmp_path)) as server:
+        usual: dict[str, list[str]] = {}
+        for name in SETTINGS:
+            for body in bodies_by_settings():
+                _, text = await exchange(server, post(f"/predictions/{name}", body))
+                sent, *outcome = (line.replace(f'"{name}"', '"MODEL"') for line in text)
+                key = sent.replace(f"/{name} ", "/MODEL ")
+                # of each model only what differs from the first one
+                if usual.setdefault(key, outcome) != outcome or name == "usual":
+                    found += [f"{sent}", *outcome]
+    check("rare settings of lmi", found)
+
+
+def arrays() -> Iterator[Step]:
+    for body in (
+        *cases(5, "a", [], {}, [1.5], [[1.5, 2.0]], {"x": [1]}, {"y": [1]}, {"x": [1], "y": [1]}, {"inputs": [1]}),
+        *cases({"instances": [{"x": 1}, {"x": 2}]}, {"instances": [{"x": 1}, {"z": 2}]}, {"data": 1}, {"inputs": None}),
+        *cases({"inputs": {"x": [1]}, "parameters": {"a": 1}}, {"inputs": [1], "parameters": {"a": {}}}),
+        *cases({"model_name": "double", "x": [1]}, {"model_name": "other", "inputs": [1]}, {"inputs": [1], "own": 1}),
+    ):
+        yield post("/predictions/double", body)
+        yield post("/predictions/joined", body)
+        yield post("/predictions/Upper", body)
+    yield post("/predictions/joined", {"a": [1, 2], "b": [0.5, 1.5]})
+    yield post("/predictions/joined", {"instances": [{"a": 1, "b": 0.5}]})
+    for kind in ("text/plain", "application/octet-stream", "text/csv", "tensor/npz", "application/x-npy", "image/png"):
+        for model in ("double", "joined", "Upper", "Vectors"):
+            yield post(f"/predictions/{model}", b"ab", {"content-type": kind})
+            yield post(f"/predictions/{model}", b"", {"content-type": kind})
+    yield post("/predictions/Upper", b"\xff", {"content-type": "text/plain"})
+    for body in cases(
+        {"inputs": "abc"},
+        {"inputs": ["abc", "d"]},
+        {"inputs": []},
+        {"inputs": ""},
+        {"inputs": ["a", ""]},
+        {"inputs": ["a", 5]},
+        {"inputs": "long"},
+        {"inputs": "a", "parameters": {}, "own": 1},
+        {"inputs": "a", "model_name": "other"},
+        {"inputs": [[1.0]]},
+        b"{",
+    ):
+        yield post("/predictions/Vectors", body)
+
+
+async def test_arrays_and_embeddings_of_lmi() -> None:
+    found: list[str] = []
+    async with serve(double, joined, Upper, Vectors, placement="inline") as server:
+        for step in arrays():
+            found += (await exchange(server, step))[1]
+    check("rare arrays", found)
