@@ -110,6 +110,7 @@ _GENERATION_TESTS = (
     "generation_adapters",
     "generation_architectures",
     "generation_cache",
+    "generation_details",
     "generation_faults",
     "generation_folder",
     "generation_formats",
