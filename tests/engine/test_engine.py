@@ -84,6 +84,22 @@ async def test_invalid_calls_are_rejected(inputs: Any, outputs: tuple[str, ...],
             await engine.infer("Doubler", inputs, outputs=outputs)
 
 
+class Other(Doubler): ...
+
+
+class Secret(Doubler): ...
+
+
+async def test_the_default_model_is_for_callers_that_may_use_it() -> None:
+    call = Infer({"x": Tensor.of(X)}, (), {})
+    async with dragoman.open_engine(Doubler, Other, Secret, default_model="Secret") as engine:
+        for models in ({"Doubler", "Other"}, {"Unknown"}):
+            with pytest.raises(errors.Forbidden, match="this key may not use model 'Secret'"):
+                await engine.call(Request(call, models=frozenset(models)))
+        for name in ("Doubler", "Secret"):
+            assert (await engine.call(Request(call, models=frozenset({name})))).model == name
+
+
 async def test_a_deadline_cancels_the_call() -> None:
     Sleeper.cancelled = 0
     async with dragoman.open_engine(Sleeper) as engine:
