@@ -358,7 +358,7 @@ def test_a_malformed_request_resets_only_its_stream(name: str) -> None:
 
 UNFIT = {
     **{f"path {path!r}": [(n, path if n == ":path" else v) for n, v in GET]
-       for path in ("/a b", "/a\tb", "/\x01", "/a\x7f", "/a\r\nb: c", "/a\0", "/a ")},
+       for path in ("/a b", "/a\tb", "/\x01", "/a\x7f", "/a\r\nb: c", "/a\0", "/a ", "/a#b", "/a?b#c")},
     **{f"authority {host!r}": [(n, host if n == ":authority" else v) for n, v in GET]
        for host in ("a b", "u@a", "a/../x", "a:b", "a:80:80", "a\r\nb", " a", "[::1", "a\x01", "é", "a?b", "a#b")},
     "host 'a b'": [*(f for f in GET if f[0] != ":authority"), ("host", "a b")],

@@ -191,7 +191,9 @@ def _target(url: str) -> tuple[str, str, str]:
         url = url if url.startswith("/") else f"/{url}"
     elif not url.startswith("/") and url != "*":
         raise not_http("the target is not a path")
-    path, _, query = url.partition("#")[0].partition("?")
+    if "#" in url:  # a proxy might see another path than this server
+        raise not_http("a fragment in the target")
+    path, _, query = url.partition("?")
     return path, query, "" if absolute is None else absolute[1]
 
 

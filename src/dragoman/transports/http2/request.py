@@ -14,7 +14,7 @@ _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 # No control characters that could split a field, and no white space around it (8.2.1).
 _VALUE = re.compile(rb"(?:[^\x00\r\n\t ](?:[^\x00\r\n]*[^\x00\r\n\t ])?)?")
 _BLANKS = b"\t "
-_PATH = re.compile(r"[^\x00-\x20\x7f]*")
+_PATH = re.compile(r"[^\x00-\x20#\x7f]*")
 _CONNECTION_FIELDS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 
@@ -92,7 +92,7 @@ def _check_pseudo_fields(method: str, scheme: str, path: str, authority: str, pl
 def _target_error(path: str, authority: str) -> HttpError | None:
     """Return the error of a path or an authority that is not valid in a URI."""
     if _PATH.fullmatch(path) is None:
-        return HttpError(400, f":path: expected no blanks or control characters, got {path[:64]!r}")
+        return HttpError(400, f":path: expected no blanks, control characters or '#', got {path[:64]!r}")
     if not is_host(authority):
         return HttpError(400, f":authority: expected a host and perhaps a port, got {authority[:64]!r}")
     return None
