@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from _pytest.terminal import TerminalReporter
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# No deadline, since the machine may be busy. The same examples in each run, so that a run can be repeated: more of them
-# find nothing new. `--hypothesis-profile=explore` draws others.
-settings.register_profile("default-run", deadline=None, derandomize=True, max_examples=50)
-settings.register_profile("explore", deadline=None)
+# No deadline and no check of the time that draws take, since the machine may be busy, or an emulation. The same
+# examples in each run, so that a run can be repeated: more of them find nothing new. `--hypothesis-profile=explore`
+# draws others.
+_BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default-run", _BUSY, derandomize=True, max_examples=50)
+settings.register_profile("explore", _BUSY)
 settings.load_profile("default-run")
 
 
