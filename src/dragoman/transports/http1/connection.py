@@ -377,7 +377,8 @@ class Http1Connection(asyncio.BufferedProtocol):
         finally:
             self._context.running.context = ()
         if type(response) is HttpResponse:
-            self._release_body()
+            self._context.bodies.release(self._body_size)
+            self._body_size = 0
             writer.write_plain(head, response, self._listener.loop.time())
             self._end_response(unread=False)
         else:
@@ -401,7 +402,8 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _finish(self, error: BaseException | None) -> None:
         """The application has responded; `error` is an unexpected one."""
-        self._release_body()
+        self._context.bodies.release(self._body_size)
+        self._body_size = 0
         if error is not None and not isinstance(error, asyncio.CancelledError):
             log.error("HTTP/1.1 connection failed", exc_info=error)
             self._abort()
@@ -437,17 +439,14 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _abort(self) -> None:
         self._ignore_input(CLOSING)
-        self._release_body()
+        self._context.bodies.release(self._body_size)
+        self._body_size = 0
         self._writer.abort()
 
     def _ignore_input(self, stage: Stage) -> None:
         if self._stage is not GONE:
             self._stage = stage
         self._reader.drop()
-
-    def _release_body(self) -> None:
-        self._context.bodies.release(self._body_size)
-        self._body_size = 0
 
     # --- timeouts and shutdown ----------------------------------------------------------------------------------
 
