@@ -101,6 +101,16 @@ async def test_a_worker_that_leaves_is_ended_after_its_last_job_and_that_is_no_c
     assert replica.unavailable == "its worker leaves: SIGTERM"
 
 
+async def test_a_worker_may_leave_as_soon_as_it_is_loaded() -> None:
+    launcher = FakeLauncher()
+    replica = Replica(spec_of("Echo"), launcher, lambda: None)
+    launcher.process.send(FrameKind.LOADED, Loaded(Signature(), "python", frozenset({Infer})))
+    launcher.process.send(FrameKind.DRAIN, REASON)
+    await replica.start()
+    await asyncio.wait_for(replica.exited.wait(), 60)
+    assert (replica.has_capacity, replica.was_killed) == (False, True)
+
+
 @pytest.mark.parametrize("end", ["cancelled job", "leaves too"])
 async def test_the_exit_of_a_worker_whose_model_has_failed_counts_as_a_crash(end: str) -> None:
     """Also if it is killed because of a job that it does not end, or announces later that it leaves."""
