@@ -21,6 +21,7 @@ from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman_mlserver.__main__ import main
 from dragoman_mlserver.mlserver import (
     MLModel,
+    ModelParameters,
     ModelSettings,
     Settings,
     codecs,
@@ -940,6 +941,22 @@ def test_settings_have_the_defaults_of_mlserver() -> None:
     settings.versions.append("1")
     assert ModelSettings().versions == []  # each object has lists of its own
     assert (settings.version, ModelSettings().version, ModelSettings().name) == (None, None, "")
+
+
+def test_parameters_of_a_model_have_the_defaults_of_mlserver() -> None:
+    assert ModelParameters().model_dump(exclude_none=False) == {
+        "uri": None,
+        "version": None,
+        "environment_path": None,
+        "environment_tarball": None,
+        "inference_pool_gid": None,
+        "autogenerate_inference_pool_gid": False,
+        "format": None,
+        "content_type": None,
+        "extra": {},
+    }
+    assert ModelSettings().model_dump(exclude_none=False)["parallel_workers"] is None
+    assert Settings().model_dump(exclude_none=False)["metrics_endpoint"] is None
 
 
 def test_a_codec_derived_from_another_one_may_use_it() -> None:
