@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from dragoman.core.errors import InvalidInput
-from dragoman.system.process import overwrite_variables
+from dragoman.system.environment import overwrite_variables
 
 Placement = Literal["", "inline", "thread", "process"]
 WorkingDirectory = Literal["shared", "own"]

@@ -23,8 +23,6 @@ _MALLOC_OPTIONS = (
 # More open files than any server needs; some programs iterate over all numbers up to the limit.
 _MAX_OPEN_FILES = 1 << 16
 _SWITCH_INTERVAL_S = 0.0005
-# Of proc(5): the address of the environment, after the name of the process; its end follows.
-_ENV_START = 47
 _GC_INTERVAL_S = 0.5
 # Python 3.11: 700, 10, 10. The last one is in intervals: a full collection stops the event loop for 6 us per idle
 # connection, so there is at most one in a minute.
@@ -59,26 +57,6 @@ def keep_freed_memory(environment: MutableMapping[str, str] | None = None) -> bo
             environment[name] = str(value)
             is_supported = bool(mallopt(option, value)) and is_supported
     return is_supported
-
-
-def overwrite_variables(names: Set[str]) -> None:
-    """Overwrite values in the memory in which the kernel has passed the environment to this process.
-
-    Removing a variable leaves it there, and other processes of the user read it in `/proc/PID/environ`. Linux only.
-    """
-    if sys.platform != "linux":
-        return
-    try:
-        fields = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
-        start, end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
-    except (OSError, ValueError, IndexError):
-        return
-    at = start  # 0 where the kernel does not tell
-    for variable in ctypes.string_at(start, end - start).split(b"\0") if start else ():
-        name, _, value = variable.partition(b"=")
-        if name.decode(errors="replace") in names:
-            ctypes.memset(at + len(name) + 1, ord("*"), len(value))
-        at += len(variable) + 1
 
 
 def raise_open_files_limit() -> int:
