@@ -24,7 +24,7 @@ pytest.importorskip("transformers")
 import text_models
 from dragoman.core.calls import Generate, Infer, Request
 from dragoman.core.datatypes import BYTES
-from dragoman.core.errors import InvalidInput, ModelFailed, WorkerLost
+from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.text import Chat, Generation, Prompt, Sampling, merge_chunks
 from dragoman.engine.engine import Engine
@@ -203,15 +203,22 @@ async def test_cancelled_streams_and_errors(engine: Engine) -> None:
 
 async def test_a_lost_worker_fails_its_own_streams_only(engine: Engine) -> None:
     (deployment,) = [each for each in engine.deployments() if each.spec.name == "two"]
+
+    def workers() -> list[Any]:
+        return [worker for pool in deployment.pools for worker in pool.workers()]
+
     streams: list[AsyncGenerator[Any, None]] = []
-    for number in range(2):
-        streams.append(engine.stream(request("two", f"{number}", stream=True, max_new_tokens=200)))
+    while not all(worker.calls for worker in workers()):  # on a busy machine one may be expected to be much slower
+        assert len(streams) < 16
+        streams.append(engine.stream(request("two", f"{len(streams)}", stream=True, max_new_tokens=400)))
         await anext(streams[-1])
-    (first, second) = [worker for pool in deployment.pools for worker in pool.workers()]
-    assert (first.calls, second.calls) == (1, 1)
+    first = workers()[0]
     os.kill(int(first.process.split()[-1]), signal.SIGKILL)
     outcomes = await asyncio.gather(*(_rest(stream) for stream in streams), return_exceptions=True)
-    assert sorted(map(type, outcomes), key=str) == sorted([str, WorkerLost], key=str)
+    assert sorted(type(each).__name__ for each in outcomes) == [
+        *["WorkerLost"] * first.calls,
+        *["str"] * (len(streams) - first.calls),
+    ]
 
 
 async def _rest(stream: AsyncGenerator[Any, None]) -> str:
