@@ -471,6 +471,9 @@ def test_models_of_catboost(tmp_path: Path) -> None:
     classifier.save_model(tmp_path / "model.bin")
     (labels,) = answers(CatboostModel, tmp_path)
     assert values(labels).ravel().tolist() == [b"no", b"no", b"yes", b"yes"]
+    with pytest.raises(Exception, match="CatBoostClassifier: Input data must have at least one feature") as error:
+        answers(CatboostModel, tmp_path, rows=X[:4, :0])
+    assert error.value.status_code == 400  # type: ignore[attr-defined]
     regressor = catboost.CatBoostRegressor(**options).fit(X, Y)
     regressor.save_model(tmp_path / "model.cbm")
     (numbers,) = answers(CatboostModel, tmp_path)  # `model.cbm` comes first

@@ -589,6 +589,8 @@ def test_fields_are_included_as_in_pydantic() -> None:
     given = types.InferenceRequest(id="1", inputs=tensors)
     assert given.model_dump(include={"id"}) == {"id": "1"}
     assert given.dict(include={"inputs": {"__all__": {"name"}}}) == {"inputs": [{"name": "x"}, {"name": "y"}]}
+    for everything in (True, ...):
+        assert given.dict(include={"inputs": {1: everything}}) == {"inputs": [given.inputs[1].dict()]}
     assert given.dict(include={"inputs": {1: {"name", "data"}}}, exclude={"inputs": {1: {"data"}}}) == {
         "inputs": [{"name": "y"}]
     }
