@@ -28,7 +28,16 @@ from dragoman.core.text import Sampling, merge_chunks
 from dragoman.core.text_engine_calls import LoadAdapter, UnloadAdapter
 from dragoman_text.generation.adapters import read_adapter
 from dragoman_text.runtimes.llm.model import LanguageModel
-from features.text.generation.helpers import Reference, generation, ids, load_model, prompts, text, text_engine
+from features.text.generation.helpers import (
+    Reference,
+    engine_metrics,
+    generation,
+    ids,
+    load_model,
+    prompts,
+    text,
+    text_engine,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -215,7 +224,10 @@ async def test_completions_with_adapters_are_the_same_alone_and_in_a_crowd(adapt
     requests = [(prompt, name) for prompt in prompts(5, 20, seed=3) for name in ("", "a", "b", "c")]
     alone = [await text(model, prompt, max_new_tokens=9, adapter=name) for prompt, name in requests]
     crowd = await asyncio.gather(*(text(model, prompt, max_new_tokens=9, adapter=name) for prompt, name in requests))
+    metrics, dtype_name = engine_metrics(model), model.details()["dtype"]
     await model.close()
+    assert dtype_name == dtype
+    assert metrics["steps_total", "prefill", "failed"] == metrics["steps_total", "decode", "failed"] == 0
     assert [ids(each) for each in crowd] == [ids(each) for each in alone]
     by_adapter = {
         name: [ids(each) for (_, used), each in zip(requests, alone, strict=True) if used == name] for name in "abc"
