@@ -1,5 +1,6 @@
 """The limits that docs/text-limits.md lists: requests at a limit are accepted, requests above it are rejected."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dragoman.core.calls import Embed, Embedded, Generate
 from dragoman.core.tensor import Tensor
 from dragoman.core.text import Generation, PromptInfo, Text, Token
 from dragoman_text import limits
+from dragoman_text.apis.common.python_calls import parse_python_calls
 from text_server import TextServer, serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -111,3 +113,9 @@ async def test_requests_at_a_limit_and_above_it(server: TextServer, name: str) -
     response = await server.post(path, body)
     assert response.status == {"/generate": 422, "/invocations": 424}.get(path, 400), response.body
     assert str(limit) in response.body.decode()
+
+
+async def test_calls_in_python_syntax_have_a_limit() -> None:
+    longest = limits.MAX_PYTHON_CALL_CHARACTERS - len('[f(a="")]')
+    assert parse_python_calls(f'[f(a="{"x" * longest}")]') == [("f", json.dumps({"a": "x" * longest}))]
+    assert parse_python_calls(f'[f(a="{"x" * (longest + 1)}")]') is None
