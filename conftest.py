@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
 # No deadline and no check of the time that draws take, since the machine may be busy, or an emulation. The same
@@ -144,13 +143,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(f"needs {', '.join(MISSING)}"))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> Generator[None]:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     file = config.getoption("--passed-to")
     if file is not None:
         passed = [report.nodeid for report in terminalreporter.getreports("passed")]
         file.write_text("".join(f"{name}\n" for name in passed if "\n" not in name))
-    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -23,7 +23,7 @@ from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system import event_loop, logs
 from dragoman.system.event_loop import StopSignals
-from dragoman.system.files import temporary_folder
+from dragoman.system.files import TemporaryFolder, remove_abandoned_folders
 from dragoman.system.process import explain_temporary_folder
 
 log = logging.getLogger("dragoman.server")
@@ -307,6 +307,7 @@ def logger_levels(settings: Settings) -> dict[str, int]:
 
 def run(server: Server, on_start: Callable[[Server], Any] | None = None, handle_signals: bool = True) -> None:
     """Run a server in a new event loop: uvloop if it is installed."""
+    remove_abandoned_folders()
     with _prometheus_folder(server.settings):
         event_loop.run(server.run(on_start, handle_signals=handle_signals))
 
@@ -321,13 +322,13 @@ def _prometheus_folder(settings: Settings) -> Iterator[None]:
     if not settings.metrics_path or METRICS_FOLDER in os.environ or "prometheus_client" in sys.modules:
         yield
         return
-    with ExitStack() as stack:
-        try:
-            folder = stack.enter_context(temporary_folder("dragoman-model-metrics-"))
-        except OSError as error:
-            log.warning("no metrics of models that use prometheus_client: %s", explain_temporary_folder(error))
-            yield
-            return
+    try:
+        temporary = TemporaryFolder("metrics")
+    except OSError as error:
+        log.warning("no metrics of models that use prometheus_client: %s", explain_temporary_folder(error))
+        yield
+        return
+    with temporary as folder:
         os.environ[METRICS_FOLDER] = folder
         try:
             yield

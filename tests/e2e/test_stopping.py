@@ -282,18 +282,20 @@ def test_a_client_that_does_not_read_does_not_delay_the_exit() -> None:
 
 def test_the_temporary_folder_of_a_killed_server_is_removed_by_a_later_one(tmp_path: Path) -> None:
     def folders() -> set[Path]:
-        return {*tmp_path.glob("dragoman-model-metrics-*")}
+        return {*tmp_path.glob("dragoman-*")}
 
     environment = {"TMPDIR": str(tmp_path)}
-    with running_server(f"{TROUBLE}:Twice", environment=environment) as killed:
-        (left,) = folders()
+    arguments = (f"{TROUBLE}:Twice", "--placement", "process", "--working-directory", "own")
+    with running_server(*arguments, environment=environment) as killed:
+        left = folders()
         killed.popen.kill()
         killed.wait_for_exit()
-    with running_server(f"{TROUBLE}:Twice", environment=environment):
-        (own,) = folders() - {left}
-        assert left.exists()  # a young one may not be locked yet
-        for each in (left, own):
+    with running_server(*arguments, environment=environment):
+        own = folders() - left
+        assert len(left) == len(own) == 2  # of metrics, and of the worker process
+        assert left < folders()  # young ones may not be locked yet
+        for each in folders():
             os.utime(each, (1, 1))
-        with running_server(f"{TROUBLE}:Twice", environment=environment):
-            assert (left in folders(), own in folders(), len(folders())) == (False, True, 2)
+        with running_server(*arguments, environment=environment):
+            assert (left & folders(), own < folders(), len(folders())) == (set(), True, 4)
     assert folders() == set()

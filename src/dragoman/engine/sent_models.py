@@ -1,8 +1,6 @@
 """Models whose configuration or files a client has sent, in private temporary folders."""
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,6 +11,7 @@ from dragoman import plugins
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.repository import Repository, Source
+from dragoman.system.files import TemporaryFolder
 from dragoman.system.process import explain_temporary_folder
 
 
@@ -22,6 +21,7 @@ class SentModels:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
         self._uses: dict[Path, int] = {}
+        self._folders: dict[Path, TemporaryFolder] = {}
 
     @asynccontextmanager
     async def source(
@@ -35,8 +35,9 @@ class SentModels:
         if not (files or config):
             yield await asyncio.to_thread(find)
             return
-        root = _new_folder()
-        self._uses[root] = 1
+        folder = _new_folder()
+        root = folder.path
+        self._folders[root], self._uses[root] = folder, 1
         writing = asyncio.ensure_future(asyncio.to_thread(self._write, root, name, find, config, files))
         try:
             yield await asyncio.shield(writing)
@@ -84,16 +85,16 @@ class SentModels:
         self._uses[root] -= 1
         if not self._uses[root]:
             del self._uses[root]
-            shutil.rmtree(root, ignore_errors=True)
+            self._folders.pop(root).cleanup()
 
     def _roots(self, spec: ModelSpec) -> list[Path]:
         return [root for root in self._uses if Path(spec.uri).is_relative_to(root)]
 
 
-def _new_folder() -> Path:
+def _new_folder() -> TemporaryFolder:
     """Create a folder that only this user can read. Raises ModelFailed."""
     try:
-        return Path(tempfile.mkdtemp(prefix="dragoman-model-")).resolve()
+        return TemporaryFolder("sent")
     except OSError as error:
         raise ModelFailed(f"files of a model cannot be stored: {explain_temporary_folder(error)}") from error
 

@@ -6,33 +6,39 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
+_PREFIX = "dragoman-tmp-"
 # A folder that is younger may not be locked yet.
 _YOUNG_S = 60.0
 
 
-@contextmanager
-def temporary_folder(prefix: str) -> Iterator[str]:
-    """Create a folder for the time of the block, and remove those with the same prefix whose processes were killed.
+class TemporaryFolder(tempfile.TemporaryDirectory[str]):
+    """A folder that `cleanup`, or the end of the block, deletes. Its process holds a lock on it.
 
-    A process holds a lock on its folder. Raises OSError if no folder can be written.
+    path: without symbolic links. Raises OSError if no folder can be written.
     """
-    folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
-    for other in Path(folder.name).parent.glob(f"{prefix}*"):
-        with suppress(OSError):
-            if time.time() - other.stat().st_mtime > _YOUNG_S and (descriptor := _lock(other)) >= 0:
+
+    def __init__(self, name: str) -> None:
+        super().__init__(prefix=f"{_PREFIX}{name}-", ignore_cleanup_errors=True)
+        self.path = Path(self.name).resolve()
+        self._descriptor = _lock(self.path)
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def remove_abandoned_folders() -> None:
+    """Delete the temporary folders of processes that were killed: nobody holds the lock."""
+    with suppress(OSError):  # there may be no folder for temporary files
+        for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            if time.time() - folder.stat().st_mtime > _YOUNG_S and (descriptor := _lock(folder)) >= 0:
                 os.close(descriptor)
-                shutil.rmtree(other)
-    with folder as name:
-        descriptor = _lock(Path(name))
-        try:
-            yield name
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock(folder: Path) -> int:
@@ -41,7 +47,10 @@ def _lock(folder: Path) -> int:
         return -1
     import fcntl
 
-    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:  # of another user, or removed meanwhile
+        return -1
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

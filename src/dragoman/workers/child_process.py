@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 from dragoman.core.options import child_environment
 from dragoman.system import logs
+from dragoman.system.files import TemporaryFolder
 from dragoman.system.parent_exit import signal_on_parent_exit
 from dragoman.system.threads import threads_per_replica
 from dragoman.workers.channel import socket_pair
@@ -46,7 +46,7 @@ class ChildProcess:
         self,
         module: str,
         replicas: int = 1,
-        folder: tempfile.TemporaryDirectory[str] | None = None,
+        folder: TemporaryFolder | None = None,
         *,
         runs_models: bool = True,
         device: str = "",

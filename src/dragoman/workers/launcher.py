@@ -1,11 +1,11 @@
 """Start and end of worker processes: the interface of launchers, and the launcher for this machine."""
 
 import asyncio
-import tempfile
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from dragoman.core.spec import ModelSpec
+from dragoman.system.files import TemporaryFolder
 from dragoman.system.process import explain_temporary_folder
 from dragoman.workers.child_process import ChildProcess
 from dragoman.workers.pool import load_error
@@ -94,10 +94,10 @@ class LocalLauncher:
             self._processes.append((device, process))
         return process
 
-    def _make_folder(self) -> "tempfile.TemporaryDirectory[str]":
+    def _make_folder(self) -> TemporaryFolder:
         """Return a working directory of the process's own. Raises ModelFailed."""
         try:
-            return tempfile.TemporaryDirectory(prefix=f"dragoman-{self._spec.name}-", ignore_cleanup_errors=True)
+            return TemporaryFolder(self._spec.name)
         except OSError as error:
             raise load_error(self._spec.name, f"working_directory 'own': {explain_temporary_folder(error)}") from error
 

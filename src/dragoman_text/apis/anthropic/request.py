@@ -42,8 +42,7 @@ _CLEARS_THINKING = "clear_thinking_"  # edits of thinking in earlier turns, whic
 
 def _context_management() -> ValueKind:
     def convert(value: Any) -> list[Any]:
-        edits = value.get("edits") if isinstance(value, dict) else 0
-        if not isinstance(edits, list | None):
+        if not isinstance(value, dict) or not isinstance(edits := value.get("edits"), list | None):
             raise InvalidValueError
         types = [each.get("type") if isinstance(each, dict) else None for each in edits or ()]
         if not all(isinstance(each, str) and each.startswith(_CLEARS_THINKING) for each in types):
