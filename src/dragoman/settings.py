@@ -304,7 +304,8 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     version_weights_file: Annotated[
         str,
         Option(
-            "JSON file that keeps version weights of load requests over restarts",
+            "JSON file that keeps version weights of load requests over restarts; -: they end with the server; "
+            "default: they are rejected",
             MODELS,
         ),
     ] = ""
