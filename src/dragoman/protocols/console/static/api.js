@@ -39,6 +39,18 @@ function errorMessage(text, status) {
   return text.slice(0, 500) || `the server answered ${status}`;
 }
 
+// What the page asks for itself has paths of its own, which are not counted; the rest is what a person sends.
+const isOwn = (path) => path.startsWith("/console/");
+const listeners = new Set();
+
+// Call a function after each request of a person; return a function that ends this.
+export function afterRequests(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+const notify = (path, method) => method === "POST" && !isOwn(path) && listeners.forEach((listener) => listener());
+
 const isEncoded = (body) => body === undefined || typeof body === "string" || body instanceof Blob;
 
 // Send a request and return the response. `body` is text, a Blob, or a value that is sent as JSON. Throws ApiError.
@@ -66,8 +78,13 @@ export async function send(path, { method = "GET", body, signal, headers: own = 
 // Send a request and return the parsed JSON, the time in milliseconds and the id of the request.
 export async function call(path, options) {
   const started = performance.now();
-  const response = await send(path, options);
-  const text = await response.text();
+  let response, text;
+  try {
+    response = await send(path, options);
+    text = await response.text();
+  } finally {
+    notify(path, options?.method);
+  }
   return {
     data: text ? parseJson(text) : null,
     ms: performance.now() - started,
@@ -79,22 +96,26 @@ export const read = async (path, options) => (await call(path, options)).data;
 
 // Yield the data of server-sent events, each parsed as JSON, until the stream ends.
 export async function* events(path, body, signal) {
-  const response = await send(path, { method: "POST", body, signal });
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const blocks = (rest + value).split(/\r?\n\r?\n/);
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const data = block
-        .split(/\r?\n/)
-        .filter((line) => line.startsWith("data:"))
-        .map((line) => line.slice(5).trimStart())
-        .join("\n");
-      if (data && data !== "[DONE]") yield parseJson(data);
+  try {
+    const response = await send(path, { method: "POST", body, signal });
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const blocks = (rest + value).split(/\r?\n\r?\n/);
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const data = block
+          .split(/\r?\n/)
+          .filter((line) => line.startsWith("data:"))
+          .map((line) => line.slice(5).trimStart())
+          .join("\n");
+        if (data && data !== "[DONE]") yield parseJson(data);
+      }
     }
+  } finally {
+    notify(path, "POST");
   }
 }
 

@@ -1,11 +1,12 @@
-// One model: its signature, a form to try it, and code that calls it.
-import { modelPath, read } from "./api.js";
+// One model: a chat or a form to try it, code that calls it, and its signature.
+import { afterRequests, modelPath, read } from "./api.js";
 import { Chat } from "./chat.js";
 import { Graph } from "./graph.js";
 import { html, useEffect, useState } from "./html.js";
 import { Simulator } from "./simulator.js";
 import { Snippets } from "./snippets.js";
 import { TryIt } from "./try_it.js";
+import { duration, platformName, plural } from "./words.js";
 
 // Return the shapes of the example that a model answers, by input, also if its values are too many for the document.
 function exampleShapes(api) {
@@ -13,6 +14,9 @@ function exampleShapes(api) {
   const tensors = items?.anyOf ?? [items];
   return Object.fromEntries(tensors.filter((t) => t?.title).map((t) => [t.title, t.properties.shape.examples?.[0]]));
 }
+
+const readStatistics = (name, version) =>
+  read(`${modelPath(name, version)}/stats`).then((found) => found.model_stats?.[0], () => null);
 
 // Return the description of a model and what it supports, by its OpenAPI document and by UM-Bridge.
 async function describe(name, version) {
@@ -33,7 +37,7 @@ async function describe(name, version) {
     shapes: exampleShapes(api),
     canInfer: infer !== undefined,
     canGenerate: operation("/generate") !== undefined,
-    statistics: await read(`${path}/stats`).then((found) => found.model_stats?.[0], () => null),
+    statistics: await readStatistics(name, version),
   };
 }
 
@@ -47,25 +51,42 @@ function Tensors({ title, tensors }) {
     )}</tbody></table></div>`;
 }
 
-const ABILITIES = { Evaluate: "evaluate", Gradient: "gradient", ApplyJacobian: "Jacobian", ApplyHessian: "Hessian" };
+const DERIVATIVES = { Gradient: "gradient", ApplyJacobian: "Jacobian", ApplyHessian: "Hessian" };
 
-function Facts({ model }) {
-  const { metadata, support, statistics } = model;
-  const abilities = [
-    model.canInfer && "infer",
-    model.canGenerate && "generate",
-    ...Object.entries(ABILITIES).map(([key, label]) => support[key] && label),
+// How often the model was called, in words; "" if this is not known.
+function useOf(statistics) {
+  const { success, fail } = statistics?.inference_stats ?? {};
+  if (!success) return "";
+  const [count, failed] = [Number(success.count), Number(fail?.count ?? 0)];
+  if (count + failed === 0) return "no requests yet";
+  const mean = count > 0 ? `, ${duration(Number(success.ns) / count / 1e6)} on average` : "";
+  return `${plural(count + failed, "request")}${failed > 0 ? ` (${failed} failed)` : ""}${mean}`;
+}
+
+function Facts({ model, name, version }) {
+  const { metadata, support } = model;
+  const [statistics, setStatistics] = useState(model.statistics);
+  useEffect(() => afterRequests(() => readStatistics(name, version).then(setStatistics)), [name, version]);
+  const sources = Object.entries(metadata.details?.derivatives ?? {});
+  const derivatives = Object.entries(DERIVATIVES).filter(([key]) => support[key]).map(([key, label]) => {
+    const source = sources.find(([ability]) => ability.replaceAll("_", "").startsWith(key.toLowerCase()))?.[1];
+    return source ? `${label} (${source})` : label;
+  });
+  const facts = [
+    platformName(metadata.platform),
+    !version && metadata.versions?.length > 1 && `versions ${metadata.versions.join(", ")}`,
+    derivatives.length > 0 && `with ${derivatives.join(", ")}`,
+    useOf(statistics),
   ].filter(Boolean);
-  const derivatives = Object.entries(metadata.details?.derivatives ?? {});
-  const success = statistics?.inference_stats?.success;
-  const mean = success && Number(success.count) > 0 ? Number(success.ns) / Number(success.count) / 1e6 : null;
-  return html`<dl class="facts">
-    <dt>platform</dt><dd>${metadata.platform || "–"}</dd>
-    ${metadata.versions?.length > 0 && html`<dt>versions</dt><dd>${metadata.versions.join(", ")}</dd>`}
-    <dt>calls</dt><dd>${abilities.join(", ") || "–"}</dd>
-    ${derivatives.length > 0 && html`<dt>derivatives</dt><dd>${derivatives.map(([k, v]) => `${k}: ${v}`).join(", ")}</dd>`}
-    ${success && html`<dt>requests</dt><dd>${String(success.count)}${mean !== null && `, ${mean.toFixed(2)} ms on average`}</dd>`}
-  </dl>`;
+  return html`<p class="summary">${facts.map((text) => html`<span>${text}</span>`)}</p>`;
+}
+
+const isWide = () => matchMedia("(min-width: 45rem)").matches;
+
+function Signature({ metadata, isOpen }) {
+  return html`<details class="card signature" open=${isOpen}><summary><h2>Signature</h2></summary>
+    <div class="columns"><${Tensors} title="Inputs" tensors=${metadata.inputs} /><${Tensors} title="Outputs" tensors=${metadata.outputs} /></div>
+  </details>`;
 }
 
 function tabsOf(model, name, version) {
@@ -98,14 +119,11 @@ export function ModelView({ name, version, server }) {
     event.currentTarget.children[next].focus();
   };
   return html`<h1>${name} ${version && html`<small>version ${version}</small>`}</h1>
-    <section class="card columns">
-      <${Facts} model=${model} />
-      <${Tensors} title="Inputs" tensors=${model.metadata.inputs} />
-      <${Tensors} title="Outputs" tensors=${model.metadata.outputs} />
-    </section>
+    <${Facts} model=${model} name=${name} version=${version} />
     <div role="tablist" aria-label="Use the model" onKeyDown=${move}>${tabs.map(
       ([title], i) => html`<button role="tab" id=${`tab-${i}`} aria-selected=${i === chosen} aria-controls="panel"
         tabindex=${i === chosen ? 0 : -1} onClick=${() => setChosen(i)}>${title}</button>`,
     )}</div>
-    <section role="tabpanel" id="panel" aria-labelledby=${`tab-${chosen}`} class="card">${tabs[chosen][1]}</section>`;
+    <section role="tabpanel" id="panel" aria-labelledby=${`tab-${chosen}`} class="card">${tabs[chosen][1]}</section>
+    <${Signature} metadata=${model.metadata} isOpen=${!model.canGenerate && isWide()} />`;
 }
