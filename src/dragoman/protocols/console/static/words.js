@@ -8,10 +8,10 @@ const PLATFORMS = {
   xgboost_json: "XGBoost model", xgboost_ubj: "XGBoost model", xgboost_pickle: "XGBoost model (pickle)",
   sklearn_joblib: "scikit-learn model (joblib)", sklearn_pickle: "scikit-learn model (pickle)", mlflow_pyfunc: "MLflow model",
   umbridge_model: "UM-Bridge model", dragoman_graph: "graph of functions", ensemble: "ensemble of models", kserve_model: "KServe model",
-  python: "Python code",
+  python: "Python model", python_function: "Python function",
 };
 
-export const platformName = (platform) => PLATFORMS[platform] ?? platform ?? "";
+export const platformName = (platform) => PLATFORMS[platform] ?? (platform ?? "").replaceAll("_", " ");
 export const plural = (n, noun) => `${n} ${noun}${Number(n) === 1 ? "" : "s"}`;
 
 // A time in milliseconds with its unit, three digits at most.
