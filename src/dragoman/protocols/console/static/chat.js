@@ -78,8 +78,8 @@ function Settings({ mode, values, onMode, onValues, children }) {
     ${children}</div>`;
 }
 
-export function Chat({ name, hasTemplate }) {
-  const [mode, setMode] = useState(hasTemplate ? "chat" : "completion");
+export function Chat({ name, details }) {
+  const [mode, setMode] = useState(details.chat_template !== false ? "chat" : "completion");
   const [messages, setMessages] = useState([]);
   const [draft, setDraft] = useState("");
   const [values, setValues] = useState(Object.fromEntries(FIELDS.map(([key, , value]) => [key, value])));

@@ -83,19 +83,19 @@ function Facts({ model, name, version }) {
 
 const isWide = () => matchMedia("(min-width: 45rem)").matches;
 
-function Signature({ metadata, isOpen }) {
-  return html`<details class="card signature" open=${isOpen}><summary><h2>Signature</h2></summary>
-    <div class="columns"><${Tensors} title="Inputs" tensors=${metadata.inputs} /><${Tensors} title="Outputs" tensors=${metadata.outputs} /></div>
-  </details>`;
+function Signature({ metadata }) {
+  return html`<div class="columns"><${Tensors} title="Inputs" tensors=${metadata.inputs} /><${Tensors} title="Outputs" tensors=${metadata.outputs} /></div>`;
 }
 
 function tabsOf(model, name, version) {
   return [
-    model.canGenerate && ["Chat", html`<${Chat} name=${name} hasTemplate=${model.metadata.details?.chat_template !== false} />`],
+    model.canGenerate && ["Chat", html`<${Chat} name=${name} details=${model.metadata.details ?? {}} />`],
     model.canInfer && ["Try it", html`<${TryIt} name=${name} version=${version} model=${model} />`],
     model.support.Evaluate && ["Simulator", html`<${Simulator} name=${name} support=${model.support} metadata=${model.metadata} />`],
     model.metadata.details?.graph?.edges && ["Graph", html`<${Graph} graph=${model.metadata.details.graph} name=${name} />`],
     ["Code", html`<${Snippets} name=${name} version=${version} model=${model} />`],
+    // Not below a chat, which fills the window.
+    model.canGenerate && ["Signature", html`<${Signature} metadata=${model.metadata} />`],
   ].filter(Boolean);
 }
 
@@ -125,5 +125,6 @@ export function ModelView({ name, version, server }) {
         tabindex=${i === chosen ? 0 : -1} onClick=${() => setChosen(i)}>${title}</button>`,
     )}</div>
     <section role="tabpanel" id="panel" aria-labelledby=${`tab-${chosen}`} class="card">${tabs[chosen][1]}</section>
-    <${Signature} metadata=${model.metadata} isOpen=${!model.canGenerate && isWide()} />`;
+    ${!model.canGenerate && html`<details class="card signature" open=${isWide()}><summary><h2>Signature</h2></summary>
+      <${Signature} metadata=${model.metadata} /></details>`}`;
 }
