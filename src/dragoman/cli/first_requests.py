@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from dragoman.core.calls import Generate, Infer, ModelDescription, SignatureFor
+from dragoman.core.examples import model_example
 from dragoman.core.options import split_list
 from dragoman.engine.deployment import Deployment
-from dragoman.protocols.openapi.model import model_example, request_example
+from dragoman.protocols.openapi.model import request_example
 from dragoman.server import Server
 
 # Longer bodies are left to `dragoman infer --example`, which makes them from the shapes of the example.

@@ -211,6 +211,8 @@ class ModelDescription(msgspec.Struct, frozen=True):
     sequences: it is stateful. labels: class labels of outputs. handlers: its custom handlers, "POST /path".
     example: inputs of a request that it has answered when it was loaded, None if there is none. answered_no_example: it
     was tried with examples, and has answered none.
+    kind: what it says that it is for, see `kind_of`. description: a line about it, "" for none.
+    examples: requests that the model ships, by their names.
     """
 
     name: str
@@ -231,6 +233,9 @@ class ModelDescription(msgspec.Struct, frozen=True):
     handlers: tuple[str, ...] = ()
     example: Tensors | None = None
     answered_no_example: bool = False
+    kind: str = ""
+    description: str = ""
+    examples: Mapping[str, Tensors] = msgspec.field(default_factory=dict)
 
 
 class BatchStatistics(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from dragoman.core.calls import ModelDescription, Tensors
 from dragoman.core.datatypes import BYTES, FP32, Datatype
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
@@ -35,6 +36,13 @@ def example_inputs(signature: Signature) -> Iterator[dict[str, Tensor]]:
         for each in shapes:
             filled = zip(specs, datatypes, each, strict=True)
             yield {spec.name: full(datatype, shape, value) for spec, datatype, shape in filled}
+
+
+def model_example(model: ModelDescription) -> Tensors | None:
+    """Return the inputs that a model has answered, or for one that was not tried, some of declared sizes."""
+    if model.example is not None or model.answered_no_example:
+        return model.example
+    return next(example_inputs(model.signature), None)
 
 
 def full(datatype: Datatype, shape: Shape, value: int = 1) -> Tensor:

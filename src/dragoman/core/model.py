@@ -27,6 +27,8 @@ class Model:
     - `batched`: the first axis of every tensor counts independent rows, so that calls may be merged into batches.
     - `merges`: rows of a batch if the model is `batched` and the operator sets no `max_batch_size`; 0: no batching.
     - `platform`: the framework, for metadata.
+    - `kind`: what the model is for, such as "classifier"; a member of `dragoman.core.kinds.KINDS`. "": by its tensors.
+    - `description`: a line about it, for people. A class or function in Python has that of its docstring.
     - `placement`: where the model runs unless the operator says otherwise. "process" protects the server from models
       that hold the GIL or may crash. "thread" suits native code that releases the GIL. "inline", on the event loop,
       suits `async` methods and models that take less than about 0.1 ms. By default the runtime decides; for Python
@@ -45,6 +47,8 @@ class Model:
     batched: bool = False
     merges: int = 64
     platform: str = "python_function"
+    kind: str = ""
+    description: str = ""
     placement: Placement = ""
     handlers: tuple[str, ...] = ()
     takes_request: bool = False

@@ -181,6 +181,7 @@ class ModelSpec(ModelOptions):
     contents: the files that it is loaded from, for workers on other machines to compare; set by the server.
     warmup: path of a file of requests that the model answers before it is ready; "" for none.
     pinned: it stays loaded where other models are loaded on demand.
+    description: a line about the model for people.
     platform, inputs, outputs: override what the model declares.
     labels: path of a file of class labels, one a line, of each output that has some.
     parameters: further settings for the runtime.
@@ -225,6 +226,9 @@ class ModelSpec(ModelOptions):
     dialect: Dialect | None = None
     worker_port: Any = field(default=None, compare=False, repr=False)
     platform: Annotated[str, Option("platform in the metadata; default: the runtime's")] = ""
+    description: Annotated[
+        str, Option("a line about the model, for people; default: its docstring, metadata or README.md")
+    ] = ""
     inputs: Annotated[
         tuple[TensorSpec, ...], Option("inputs, each with name, datatype and shape; default: the model's own")
     ] = ()

@@ -52,6 +52,7 @@ from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache, cache_families
 from dragoman.engine.scheduled_batching import ScheduledBatcher
 from dragoman.engine.sequence_pool import SequencePool, start_pool
+from dragoman.engine.shipped import read_shipped
 from dragoman.engine.trial import NOT_TRIED, Trial, outputs_of, try_model
 from dragoman.engine.warmup import LoadedReplicas, check_protocols, read_labels, warm_up
 from dragoman.system.call_times import CallTimes
@@ -110,6 +111,8 @@ class Deployment:
         self.retries = False  # whether it could not be loaded yet, and is loaded again later
         self.placement: Placement = ""
         self.labels: Mapping[str, ClassLabels] = {}
+        self.description = ""
+        self.examples: Mapping[str, Tensors] = {}  # that the model ships, by name
         self.counters = CallCounters()
         self.counters.expect((Infer,))  # a model that is not loaded may answer any, most likely these
         self._load_for_call = load
@@ -145,12 +148,15 @@ class Deployment:
                 pool, loaded = await self._load()
                 binder = Binder(loaded, self.spec.name)
                 trial = await self._try(pool, loaded, binder)
+                shipped = await asyncio.to_thread(read_shipped, self.spec, loaded)
         except BaseException as error:
             self.state, self.reason = "UNAVAILABLE", str(error) or type(error).__name__
             self.retries = isinstance(error, NotReady)
             self._on_change()
             raise
-        self.labels = {**{n: ClassLabels("", names) for n, names in loaded.labels.items()}, **self.labels}
+        stated = {n: ClassLabels("", names) for n, names in loaded.labels.items()}
+        self.labels = {**shipped.labels, **stated, **self.labels}
+        self.description, self.examples = shipped.description, shipped.examples
         self._pool, self._loaded, self._binder, self.trial_error = pool, loaded, binder, trial.error
         self.example = trial.inputs or self.example
         if loaded.signature.outputs_are_hints:

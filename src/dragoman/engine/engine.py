@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from dragoman.core import calls
+from dragoman.core.about import one_line
 from dragoman.core.audit import log_change
 from dragoman.core.calls import Call, ModelDescription, Request, Response
 from dragoman.core.errors import Forbidden, ModelNameMissing, ModelNotFound, NotReady, Unauthorized
@@ -416,7 +417,8 @@ class Engine:
         spec = deployment.spec
         versions = tuple(v for v in self.registry.versions(spec.name) if v)
         if not deployment.is_loaded and deployment.loads_on_demand:
-            return ModelDescription(spec.name, versions, spec.platform, Signature(), _ANY_CALL, path=spec.uri)
+            known: dict[str, Any] = {"path": spec.uri, "description": one_line(spec.description)}
+            return ModelDescription(spec.name, versions, spec.platform, Signature(), _ANY_CALL, **known)
         loaded = deployment.loaded
         return ModelDescription(
             spec.name,
@@ -437,6 +439,9 @@ class Engine:
             handlers=loaded.handlers,
             example=deployment.example,
             answered_no_example=bool(deployment.trial_error),
+            kind=loaded.kind,
+            description=deployment.description,
+            examples=deployment.examples,
         )
 
     @property

@@ -134,15 +134,27 @@ def examples_file(spec: ModelSpec) -> Path | None:
 
     The folder of a version may have one of its own.
     """
-    path = Path(spec.uri.rpartition(":")[0] if ".py:" in spec.uri else spec.uri)
-    if spec.target is not None or not spec.uri or not path.exists():
-        return None
-    folder = path if path.is_dir() else path.parent
-    own = folder / f"{path.stem}.{EXAMPLES}"
-    if path.is_file() and own.is_file():
+    path = _path_of(spec)
+    if path is not None and path.is_file() and (own := path.parent / f"{path.stem}.{EXAMPLES}").is_file():
         return own
-    folders = [folder, folder.parent] if spec.version and folder.name == spec.version else [folder]
-    file = next((place / EXAMPLES for place in folders if (place / EXAMPLES).is_file()), None)
-    if file is None or path.is_dir() or not any(is_candidate(other) for other in folder.iterdir() if other != path):
-        return file
-    return None
+    return next((folder / EXAMPLES for folder in own_folders(spec) if (folder / EXAMPLES).is_file()), None)
+
+
+def own_folders(spec: ModelSpec) -> Iterator[Path]:
+    """Yield the folders of which the files are about this model: its own, or that of its file if no other model is
+    there, and the folder of its versions."""
+    path = _path_of(spec)
+    if path is None:
+        return
+    folder = path if path.is_dir() else path.parent
+    if path.is_file() and any(is_candidate(other) for other in folder.iterdir() if other != path):
+        return
+    yield folder
+    if spec.version and folder.name == spec.version:
+        yield folder.parent
+
+
+def _path_of(spec: ModelSpec) -> Path | None:
+    """Return the file or folder of a model, None if it has none."""
+    path = Path(spec.uri.rpartition(":")[0] if ".py:" in spec.uri else spec.uri)
+    return path if spec.target is None and spec.uri and path.exists() else None

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeGuard
 from msgspec import structs
 
 from dragoman import plugins
+from dragoman.core.about import one_line
 from dragoman.core.callers import current_caller
 from dragoman.core.calls import (
     ApplyHessian,
@@ -410,6 +411,8 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         sequences=sequences,
         example=_example(model, signature),
         labels={name: tuple(map(str, names)) for name, names in model.class_labels().items()},
+        kind=one_line(model.kind),
+        description=one_line(spec.description) or one_line(model.description),
     )
 
 

@@ -43,6 +43,7 @@ class Loaded:
     sequences: it is stateful.
     example: inputs of a request that it answers, if it knows one.
     labels: names of the classes of its outputs, by index.
+    kind: what it says that it is for. description: a line about it.
     """
 
     signature: Signature
@@ -56,6 +57,8 @@ class Loaded:
     sequences: SequenceOptions | None = None
     example: Tensors | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kind: str = ""
+    description: str = ""
 
 
 class WrongPlacement(Exception):

@@ -37,7 +37,8 @@ Row = tuple[str, str, str, tuple[_Size, ...], Mapping[str, Any] | None, list[Any
 _SpecRow = tuple[str, str | None, tuple[int, ...] | None, list[str], bool, str]
 # Inputs, outputs, open_inputs, open_outputs, batched, decodes, content_type, unchecked, outputs_are_hints.
 _SignatureRow = tuple[list[_SpecRow], list[_SpecRow], bool, bool, bool, bool, str, bool, bool]
-# Signature, platform, calls, streams, concurrent, merges, details, handlers, sequences, example, labels.
+# Signature, platform, calls, streams, concurrent, merges, details, handlers, sequences, example, labels,
+# kind, description.
 _LoadedRow = tuple[
     _SignatureRow,
     str,
@@ -50,6 +51,8 @@ _LoadedRow = tuple[
     SequenceOptions | None,
     list[Row] | None,
     dict[str, tuple[str, ...]],
+    str,
+    str,
 ]
 
 # Times of a traced call: seconds in the queue and of computing, batch, ages, nested calls with the same fields.
@@ -225,13 +228,15 @@ def _loaded_row(loaded: Loaded, arrays: list[Any]) -> tuple[Any, ...]:
     calls = [call.__name__ for call in loaded.calls]
     rest = (loaded.streams, loaded.concurrent, loaded.merges, loaded.details, loaded.handlers, loaded.sequences)
     example = None if loaded.example is None else [tensor_row(n, t, arrays) for n, t in loaded.example.items()]
-    return (_signature_row(loaded.signature), loaded.platform, calls, *rest, example, loaded.labels)
+    known = (example, loaded.labels, loaded.kind, loaded.description)
+    return (_signature_row(loaded.signature), loaded.platform, calls, *rest, *known)
 
 
 def _to_loaded(row: tuple[Any, ...], arrays: Iterator[memoryview]) -> Loaded:
-    signature, platform, calls, *rest, rows, labels = row
+    signature, platform, calls, *rest, rows, labels, kind, description = row
     example = None if rows is None else {fields[0]: tensor_of_row(fields, arrays) for fields in rows}
-    return Loaded(*[_signature(signature), platform, frozenset(_CALLS[call] for call in calls), *rest, example, labels])
+    known = [example, labels, kind, description]
+    return Loaded(*[_signature(signature), platform, frozenset(_CALLS[call] for call in calls), *rest, *known])
 
 
 class Measurements(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from dragoman.core.calls import Generate, Infer, ModelDescription, Tensors
 from dragoman.core.datatypes import BYTES, Datatype
-from dragoman.core.examples import example_inputs
+from dragoman.core.examples import model_example
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.protocols.openapi.document import SCHEMAS
@@ -162,13 +162,6 @@ def request_example(model: ModelDescription) -> dict[str, Any] | None:
     except ValueError:
         return None
     return {"inputs": tensors}
-
-
-def model_example(model: ModelDescription) -> Tensors | None:
-    """Return the inputs that a model has answered, or for one that was not tried, some of declared sizes."""
-    if model.example is not None or model.answered_no_example:
-        return model.example
-    return next(example_inputs(model.signature), None)
 
 
 def _values(tensor: Tensor) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 from dragoman import hooks, plugins
 from dragoman.codecs.decode import Defaults
 from dragoman.codecs.typed import TypedFunction
+from dragoman.core.about import first_sentence
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.runtime import PythonObjects
@@ -80,7 +81,28 @@ def load(spec: ModelSpec) -> Model:
 
 
 def as_model(target: Any, spec: ModelSpec) -> Model:
-    """Return a Model with this spec for a Model subclass, a Model, a callable, or an object of a feature's kind."""
+    """Return a Model with this spec for a Model subclass, a Model, a callable, or an object of a feature's kind.
+
+    Its description is its own, else the first sentence of the docstring of the function or class.
+    """
+    model = _as_model(target, spec)
+    if not model.description:
+        model.description = first_sentence(_docstring(target))
+    return model
+
+
+def _docstring(target: Any) -> str:
+    """Return the docstring of a function, a class, or the class of an object; "" where Python has made it."""
+    documented = inspect.unwrap(target) if callable(target) else target
+    if not isinstance(documented, type | FunctionType):
+        documented = type(documented)
+    if documented.__module__ in ("builtins", "functools"):
+        return ""
+    text = documented.__doc__ or ""
+    return "" if text.startswith(f"{documented.__name__}(") else text  # of a dataclass
+
+
+def _as_model(target: Any, spec: ModelSpec) -> Model:
     if (kind := _kind_of(target)) is not None:
         return kind.load(target, spec)
     if isinstance(target, type):

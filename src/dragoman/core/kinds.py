@@ -1,0 +1,167 @@
+"""What a model is for, in one word, from its description."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from dragoman.core.calls import Embed, Generate, Infer, ModelDescription, SignatureFor
+from dragoman.core.datatypes import BYTES
+from dragoman.core.scoring import Score
+from dragoman.core.signature import Shape, TensorSpec
+
+UNKNOWN = "model"
+KINDS = frozenset(
+    {
+        "audio", "chat", "classifier", "clustering", "completion", "detector", "embeddings", "ensemble", "function",
+        "graph", "image", "outliers", "preprocessor", "regressor", "rerank", "segmentation", "simulator", "speech",
+        "text", UNKNOWN,
+    }
+)  # fmt: skip
+
+# Tasks of pipelines, as their models name them.
+_TASKS: Mapping[str, str] = {
+    "audio-classification": "classifier",
+    "automatic-speech-recognition": "speech",
+    "depth-estimation": "image",
+    "document-question-answering": "text",
+    "feature-extraction": "embeddings",
+    "fill-mask": "text",
+    "image-classification": "classifier",
+    "image-feature-extraction": "embeddings",
+    "image-segmentation": "segmentation",
+    "image-to-image": "image",
+    "image-to-text": "text",
+    "mask-generation": "segmentation",
+    "object-detection": "detector",
+    "question-answering": "text",
+    "sentence-similarity": "embeddings",
+    "summarization": "text",
+    "table-question-answering": "text",
+    "text-classification": "classifier",
+    "text-generation": "completion",
+    "text-to-audio": "audio",
+    "text-to-speech": "audio",
+    "text2text-generation": "text",
+    "token-classification": "classifier",
+    "translation": "text",
+    "video-classification": "classifier",
+    "visual-question-answering": "text",
+    "zero-shot-audio-classification": "classifier",
+    "zero-shot-classification": "classifier",
+    "zero-shot-image-classification": "classifier",
+    "zero-shot-object-detection": "detector",
+    # as exporters of detectors write them into the metadata of a file
+    "classify": "classifier",
+    "detect": "detector",
+    "obb": "detector",
+    "pose": "detector",
+    "segment": "segmentation",
+}
+_COLORS = (1, 3, 4)
+_MIN_BOXES = 100  # candidates of a detector without suppression of overlapping boxes; fewer may be anything
+_MIN_SCORES = 2
+_BOX = 4  # numbers of a box
+
+_BOXES = frozenset({"boxes", "bboxes", "detection_boxes", "pred_boxes"})
+_SCORES = frozenset({"predict_proba", "probabilities", "output_probability", "class_probabilities", "label_probs"})
+_VECTORS = frozenset({"embedding", "embeddings", "sentence_embedding", "text_embeds", "image_embeds", "pooler_output"})
+_TOKENS = frozenset({"input_ids"})
+_HIDDEN = frozenset({"last_hidden_state", "token_embeddings"})
+_SOUNDS = frozenset({"audio", "input_values", "samples", "waveform", "wav"})
+_RATES = frozenset({"sr", "rate", "sample_rate", "sampling_rate"})
+
+
+def kind_of(model: ModelDescription) -> str:
+    """Return what a model is for, a member of `KINDS`: as it says itself, else by its calls, tasks, labels and tensors.
+
+    `UNKNOWN` where these do not tell.
+    """
+    if model.kind in KINDS:
+        return model.kind
+    return next((kind for rule in _RULES if (kind := rule(model))), UNKNOWN)
+
+
+def _of_text(model: ModelDescription) -> str:
+    if Generate not in model.calls:
+        return ""
+    return "completion" if model.details.get("chat_template", True) is False else "chat"
+
+
+def _of_tasks(model: ModelDescription) -> str:
+    tasks = model.details.get("tasks")
+    tasks = [*tasks] if isinstance(tasks, list | tuple) else [model.details.get("task")]
+    if Score in model.calls and [*map(len, map(_names, model.labels.values()))] == [1]:
+        return "rerank"  # one label: a score of a pair
+    return next((kind for task in tasks if isinstance(task, str) and (kind := _TASKS.get(task, ""))), "")
+
+
+def _names(labels: object) -> Sequence[str]:
+    return getattr(labels, "names", ())
+
+
+def _of_calls(model: ModelDescription) -> str:
+    if "graph" in model.details:
+        return "graph"
+    if SignatureFor in model.calls:
+        return "simulator"
+    if Embed in model.calls:
+        return "embeddings"
+    return "rerank" if Score in model.calls else ""
+
+
+def _of_tensors(model: ModelDescription) -> str:
+    """Return the kind by names and shapes of inputs and outputs, if they leave no doubt."""
+    inputs, outputs = model.signature.inputs, model.signature.outputs
+    names = {spec.name.lower() for spec in outputs}
+    given = {spec.name.lower() for spec in inputs}
+    is_picture = any(_is_picture(spec) for spec in inputs)
+    if names & _BOXES or (is_picture and any(_is_candidates(spec, model) for spec in outputs)):
+        return "segmentation" if any("mask" in name or "proto" in name for name in names) else "detector"
+    if names & _SCORES or any(spec.name in model.labels for spec in outputs):
+        return "classifier"
+    if names & _VECTORS or (given & _TOKENS and names & _HIDDEN):
+        return "embeddings"
+    if is_picture and any(_is_map(spec, inputs) for spec in outputs):
+        return "image" if any(_colors(spec.shape) == 3 for spec in outputs) else "segmentation"
+    return "audio" if given & _SOUNDS or (given & _RATES and len(inputs) > 1) else ""
+
+
+def _is_picture(spec: TensorSpec) -> bool:
+    return spec.datatype is not BYTES and _colors(spec.shape) > 0
+
+
+def _colors(shape: Shape | None) -> int:
+    """Return the number of colours of a batch of pictures, channels first or last; 0 if it is none."""
+    if shape is None or len(shape) != 4 or not all(n == -1 or n > _BOX for n in sorted(shape[1:])[1:]):
+        return 0
+    return next((n for n in (shape[1], shape[3]) if n in _COLORS), 0)
+
+
+def _is_candidates(spec: TensorSpec, model: ModelDescription) -> bool:
+    """Return whether an output is a box with the scores of classes for each of many places: [rows, 4 + n, places]."""
+    shape = spec.shape
+    if shape is None or len(shape) != 3:
+        return False
+    sides = sorted(shape[1:])
+    labels = model.labels.get(spec.name)
+    extra = sides[0] - _BOX
+    if labels is not None:
+        return len(labels.names) in (extra, extra - 1)
+    return extra > 0 and sides[1] >= _MIN_BOXES and sides[1] > 4 * sides[0]
+
+
+def _is_map(spec: TensorSpec, inputs: Iterable[TensorSpec]) -> bool:
+    """Return whether an output has a value for each pixel of an input."""
+    if spec.shape is None or len(spec.shape) != 4:
+        return False
+    sizes = {size for each in inputs if _is_picture(each) for size in _sides(each.shape)}
+    return bool(sizes.intersection(_sides(spec.shape)))
+
+
+def _sides(shape: Shape | None) -> Iterable[Shape]:
+    return () if shape is None else (shape[2:], shape[1:3])
+
+
+def _of_platform(model: ModelDescription) -> str:
+    return "function" if model.platform == "python_function" and Infer in model.calls else ""
+
+
+_RULES: Sequence[Callable[[ModelDescription], str]] = (_of_text, _of_tasks, _of_calls, _of_tensors, _of_platform)

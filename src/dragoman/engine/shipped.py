@@ -1,0 +1,109 @@
+"""What the files beside a model say of it: a line from README.md, names of classes, and examples.
+
+All reading blocks and is bounded in size. A file that cannot be read says nothing, except `examples.json`, whose errors
+are those of the trial.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from dragoman.core.about import first_paragraph
+from dragoman.core.calls import ClassLabels, Tensors
+from dragoman.core.errors import InvalidInput
+from dragoman.core.signature import Signature
+from dragoman.core.spec import ModelSpec
+from dragoman.engine.trial import examples_file, own_folders
+from dragoman.engine.warmup import read_requests
+from dragoman.workers.pool import Loaded
+
+_READMES = ("README.md", "readme.md", "Readme.md", "README", "README.txt", "README.rst")
+_MAX_README_BYTES = 65_536
+_MAX_EXAMPLES_BYTES = 4_000_000
+_MAX_EXAMPLES = 20
+_LABELS = ("labels.txt", "classes.txt")
+_MAX_LABELS_BYTES = 4_000_000
+_MIN_CLASSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """description: a line. labels: names of classes by output. examples: inputs of requests by name."""
+
+    description: str = ""
+    labels: Mapping[str, ClassLabels] = field(default_factory=dict)
+    examples: Mapping[str, Tensors] = field(default_factory=dict)
+
+
+def read_shipped(spec: ModelSpec, loaded: Loaded) -> Shipped:
+    """Return what the files beside a loaded model say that it does not say itself."""
+    try:
+        folders = [*own_folders(spec)]
+    except OSError:
+        folders = []
+    has_labels = bool(loaded.labels or spec.labels)
+    return Shipped(
+        loaded.description or next(filter(None, map(_readme, folders)), ""),
+        {} if has_labels else next(filter(None, (_labels(each, loaded.signature) for each in folders)), {}),
+        _examples(spec),
+    )
+
+
+def _readme(folder: Path) -> str:
+    for name in _READMES:
+        if text := _read_text(folder / name, _MAX_README_BYTES, cut=True):
+            return first_paragraph(text)
+    return ""
+
+
+def _labels(folder: Path, signature: Signature) -> dict[str, ClassLabels]:
+    """Return the names in `labels.txt` or `classes.txt`, if one output only has a value for each of them."""
+    for name in _LABELS:
+        text = _read_text(folder / name, _MAX_LABELS_BYTES)
+        names = tuple(line.strip() for line in text.strip().splitlines())
+        if len(names) < _MIN_CLASSES or not all(names):
+            continue
+        fitting = [spec.name for spec in signature.outputs if spec.shape and spec.shape[-1] == len(names)]
+        if len(fitting) == 1:
+            return {fitting[0]: ClassLabels(name, names)}
+    return {}
+
+
+def _examples(spec: ModelSpec) -> dict[str, Tensors]:
+    file = examples_file(spec)
+    try:
+        if file is None or file.stat().st_size > _MAX_EXAMPLES_BYTES:
+            return {}
+        requests = read_requests(file)[:_MAX_EXAMPLES]
+        return {name: request.inputs for name, request in zip(_names(file), requests, strict=False)}
+    except (OSError, InvalidInput):
+        return {}
+
+
+class _Named(msgspec.Struct):
+    id: str = ""
+
+
+def _names(file: Path) -> Iterator[str]:
+    """Yield the names of the requests in a file: the id of each, else its number; no name twice."""
+    text = file.read_bytes()
+    try:
+        entries = msgspec.json.decode(text, type=list[_Named] if text.lstrip().startswith(b"[") else _Named)
+    except msgspec.DecodeError:  # an id that is no text
+        entries = [_Named()] * _MAX_EXAMPLES
+    used = set[str]()
+    for number, entry in enumerate(entries if isinstance(entries, list) else [entries], 1):
+        name = entry.id if entry.id and entry.id not in used else f"example {number}"
+        used.add(name)
+        yield name
+
+
+def _read_text(file: Path, max_bytes: int, *, cut: bool = False) -> str:
+    try:
+        with file.open("rb") as content:
+            data = content.read(max_bytes + 1)
+    except OSError:
+        return ""
+    return data[:max_bytes].decode(errors="replace") if cut or len(data) <= max_bytes else ""

@@ -1,0 +1,185 @@
+"""What models say of themselves, for the console and other clients: kind, description, class names and examples."""
+
+import math
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dragoman.core.calls import Describe, DescribeModels, IndexEntry, ModelDescription, Request, States, Tensors
+from dragoman.core.datatypes import BYTES
+from dragoman.core.examples import model_example
+from dragoman.core.kinds import UNKNOWN, kind_of
+from dragoman.core.tensor import Tensor, numpy_numbers
+from dragoman.protocols.wire import (
+    EngineCall,
+    HttpRequest,
+    HttpResponse,
+    PreliminaryCall,
+    Route,
+    bearer_token,
+    message_response,
+)
+
+# Examples are sent up to this size together; tensors beyond it have no data.
+_MAX_EXAMPLES_BYTES = 1_000_000
+_BYTES_PER_NUMBER = 12  # of JSON, on average at most
+
+
+class VersionState(msgspec.Struct):
+    """A version of a model, "" if it has none. `reason` says why it is not READY."""
+
+    version: str
+    state: str
+    reason: str
+
+
+class ModelSummary(msgspec.Struct):
+    """A model in the list. `state` is READY if one of its versions is; a model that is not loaded has the kind `model`
+    and no description."""
+
+    name: str
+    state: str
+    kind: str
+    description: str
+    platform: str
+    versions: list[VersionState]
+
+
+class ModelSummaries(msgspec.Struct):
+    models: list[ModelSummary]
+
+
+class ExampleTensor(msgspec.Struct, omit_defaults=True):
+    """A tensor of an Open Inference request. BYTES that are not text are in `base64`. A long tensor has neither: its
+    elements are all `fill`, or they are left out."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any] | None = None
+    base64: list[str] | None = None
+    fill: Any = None
+
+    @property
+    def is_complete(self) -> bool:
+        return (self.data, self.base64, self.fill) != (None, None, None)
+
+
+class Example(msgspec.Struct):
+    """The inputs of a request. `is_complete` is false if the elements of a tensor are left out."""
+
+    name: str
+    is_complete: bool
+    inputs: list[ExampleTensor]
+
+
+class ModelAbout(msgspec.Struct):
+    """A model. `labels` has the class names by output and index."""
+
+    name: str
+    versions: tuple[str, ...]
+    kind: str
+    description: str
+    platform: str
+    labels: dict[str, tuple[str, ...]]
+    examples: list[Example]
+
+
+def routes() -> list[Route]:
+    """Return the routes of the list and of one model."""
+    patterns = ("/console/models/{model}", "/console/models/{model}/versions/{version}")
+    return [
+        Route("GET", "/console/models", _list, role="read"),
+        *(Route("GET", pattern, _about, role="read") for pattern in patterns),
+    ]
+
+
+def _list(http: HttpRequest) -> PreliminaryCall[tuple[IndexEntry, ...]]:
+    def describe(states: tuple[IndexEntry, ...]) -> EngineCall[tuple[ModelDescription, ...], HttpResponse]:
+        # Of a thousand models it takes some milliseconds.
+        return EngineCall(
+            Request(DescribeModels()),
+            lambda r: message_response(ModelSummaries([*_summaries(states, r.answer)])),
+            in_thread=True,
+        )
+
+    return PreliminaryCall(Request(States(bearer_token(http.headers))), lambda r: describe(r.answer))
+
+
+def _summaries(states: tuple[IndexEntry, ...], descriptions: tuple[ModelDescription, ...]) -> Iterator[ModelSummary]:
+    described = {model.name: model for model in descriptions}
+    versions: dict[str, list[VersionState]] = {}
+    for entry in states:
+        versions.setdefault(entry.name, []).append(VersionState(entry.version, entry.state, entry.reason))
+    for name, entries in versions.items():
+        known = {entry.state for entry in entries}
+        state = "READY" if "READY" in known else entries[-1].state
+        model = described.get(name)
+        about = (UNKNOWN, "", "") if model is None else (kind_of(model), model.description, model.platform)
+        yield ModelSummary(name, state, *about, entries)
+
+
+def _about(http: HttpRequest) -> EngineCall[ModelDescription, HttpResponse]:
+    request = Request(Describe(), http.params["model"], http.params.get("version", ""))
+    return EngineCall(request, lambda r: message_response(about(r.answer)), in_thread=True)
+
+
+def about(model: ModelDescription) -> ModelAbout:
+    """Return what a model says of itself."""
+    return ModelAbout(
+        model.name,
+        model.versions,
+        kind_of(model),
+        model.description,
+        model.platform,
+        {name: labels.names for name, labels in model.labels.items()},
+        [*_examples(model)],
+    )
+
+
+def _examples(model: ModelDescription) -> Iterator[Example]:
+    """Yield the examples that a model ships, else the one that it has answered, else one of its declared sizes."""
+    shipped: Mapping[str, Tensors] = model.examples
+    if not shipped:
+        found = model_example(model)
+        shipped = {} if found is None else {"example": found}
+    left = _MAX_EXAMPLES_BYTES
+    for name, inputs in shipped.items():
+        tensors = []
+        for each, tensor in inputs.items():
+            size = _json_size(tensor)
+            tensors.append(_tensor(each, tensor, is_sent=size <= left))
+            left -= min(size, left) if tensors[-1].fill is None else 0
+        yield Example(name, all(each.is_complete for each in tensors), tensors)
+
+
+def _json_size(tensor: Tensor) -> int:
+    if tensor.datatype is BYTES:
+        return sum(len(element) * 4 // 3 + 8 for element in tensor.data.flat)
+    return math.prod(tensor.shape) * _BYTES_PER_NUMBER
+
+
+def _tensor(name: str, tensor: Tensor, *, is_sent: bool) -> ExampleTensor:
+    spec = ExampleTensor(name, [*tensor.shape], tensor.datatype.name)
+    if tensor.datatype is BYTES:
+        if is_sent:
+            _add_texts(spec, [bytes(element) for element in tensor.data.flat])
+        return spec
+    numbers = numpy_numbers(tensor).reshape(-1)
+    if tensor.datatype.kind == "float" and bool(np.isinf(numbers).any()):
+        return spec
+    if is_sent:
+        spec.data = [None if value != value else value for value in numbers.tolist()]  # NaN is null
+    elif numbers.size and bool((numbers == numbers[0]).all()):
+        spec.fill = numbers[0].item()
+    return spec
+
+
+def _add_texts(spec: ExampleTensor, elements: list[bytes]) -> None:
+    try:
+        spec.data = [element.decode() for element in elements]
+    except UnicodeDecodeError:  # such as the content of a picture
+        spec.base64 = [b64encode(element).decode() for element in elements]
