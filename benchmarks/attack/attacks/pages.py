@@ -18,7 +18,8 @@ _THREADS = 16
 _PAGES = (
     "/",
     "/console",
-    "/console/status",
+    "/console/v2/repository/status",
+    "/console/v2/models/doubled/openapi.json",
     "/console/metrics",
     "/console/requests",
     "/console/requests/" + "x" * 5000,

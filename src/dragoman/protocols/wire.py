@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -264,6 +264,10 @@ class HttpProtocol:
     def label(self) -> str:
         """Its name in metrics, logs and traces."""
         return self.key or self.name
+
+
+# The label of the console, whose requests are in no metric, trace or list of requests: they are not those of clients.
+OWN_PAGES: Final = "console"
 
 
 class ErrorFormatter(Protocol):

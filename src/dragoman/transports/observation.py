@@ -13,7 +13,7 @@ import msgspec
 
 from dragoman.core.calls import Request
 from dragoman.core.metrics import Family
-from dragoman.protocols.wire import Buffer, Headers, HttpResponse
+from dragoman.protocols.wire import OWN_PAGES, Buffer, Headers, HttpResponse
 from dragoman.system.call_times import CallTimes
 from dragoman.system.request_context import Context, request_id
 from dragoman.system.trace_context import PARENT, Sampler, Trace
@@ -110,7 +110,7 @@ class Observation:
         if sampler is not None:
             sampler.countdown -= 1
             if sampler.countdown <= 0 or PARENT in headers:
-                trace = sampler.trace(headers, is_health)
+                trace = sampler.trace(headers, is_health or protocol == OWN_PAGES)
             if trace is not None:
                 context = (request_id(context), trace.trace_id, trace.span_id, trace.flags, trace.state)
             elif self._request_log is None:

@@ -2,14 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
 from dragoman.core.metrics import Family
 from dragoman.core.record_calls import FindRequests
-from dragoman.protocols.wire import replace_surrogates
+from dragoman.protocols.wire import OWN_PAGES, replace_surrogates
 from dragoman.system.call_times import CallTimes
 from dragoman.system.request_context import values
 from dragoman.transports.observation import RequestLog, RequestRecord
@@ -27,7 +27,10 @@ class RecentRequests:
         self.size = size
         self.is_partial = is_partial
         self._requests: deque[RequestRecord] = deque(maxlen=size)
-        self.record: Callable[[RequestRecord], None] = self._requests.append
+
+    def record(self, record: RequestRecord) -> None:
+        if record.protocol != OWN_PAGES:
+            self._requests.append(record)
 
     def families(self) -> Iterable[Family]:
         return ()

@@ -10,6 +10,7 @@ import msgspec
 
 from dragoman.core.errors import DragomanError, PathNotFound
 from dragoman.protocols.wire import (
+    OWN_PAGES,
     Endpoint,
     EndpointResult,
     EngineCall,
@@ -87,6 +88,8 @@ class Router:
         self._server_options = Match(None, protocols[0], {}, ", ".join(sorted(methods)), statuses=statuses)
 
     def _statuses(self, protocol: HttpProtocol, *, is_health: bool = False) -> Statuses:
+        if protocol.label == OWN_PAGES:
+            return defaultdict(int)
         described = frozenset[int]() if protocol.errors is None else protocol.errors.statuses
         return self._counters.statuses(protocol.label, HTTP_STATUSES | described, is_health=is_health)
 

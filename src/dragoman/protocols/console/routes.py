@@ -10,6 +10,7 @@ from dragoman.core.record_calls import FindRequests
 from dragoman.protocols.console import describe
 from dragoman.protocols.web_files import files_route, html_response, public_route
 from dragoman.protocols.wire import (
+    OWN_PAGES,
     EndpointResult,
     EngineCall,
     HttpError,
@@ -26,11 +27,12 @@ _SUFFIXES = {".js", ".mjs", ".css", ".svg"}
 _FILES = {path.name: path for path in (*_ROOT.glob("static/*"), *_ROOT.glob("vendor/*/*")) if path.suffix in _SUFFIXES}
 _PAGE = html_response((_ROOT / "static" / "console.html").read_text())
 _MAX_LISTED = 200
-# What the page asks for at intervals, under paths of its own: it must not count as requests of clients.
-_POLLED = {
-    ("GET", "/v2/repository/status"): "/console/status",
-    ("POST", "/v2/repository/index"): "/console/index",
-}
+# What the page asks for below its own path, where it does not count as requests of clients. They change nothing.
+_MODEL_PATHS = [f"/v2/models/{{model}}{version}" for version in ("", "/versions/{version}")]
+_ASKED = frozenset(
+    ["/v2", "/v2/models", "/v2/repository/status", "/v2/repository/index", "/ModelInfo", "/InputSizes", "/OutputSizes"]
+    + [path + end for path in _MODEL_PATHS for end in ("", "/stats", "/openapi.json")]
+)
 
 
 class RequestHistory(Protocol):
@@ -51,20 +53,20 @@ def with_console(protocols: Sequence[HttpProtocol], history: RequestHistory | No
     changed = [replace(p, routes=tuple(_for_browsers(route) for route in p.routes)) for p in protocols]
     routes = [public_route("/console", _console), files_route("/console/assets", _FILES)]
     routes += describe.routes()
-    routes += [replace(route, pattern=path, operation=None) for route, path in _polled(protocols)]
+    routes += [replace(route, pattern=path, operation=None) for route, path in _asked(protocols)]
     if history is not None:
         routes += _history_routes(history)
     if not any(route.pattern == "/" for p in protocols for route in p.routes if route.method == "GET"):
         routes.append(_for_browsers(public_route("/", _no_page)))
-    return [*changed, HttpProtocol("console", tuple(routes), protocols[0].format_error)]
+    return [*changed, HttpProtocol(OWN_PAGES, tuple(routes), protocols[0].format_error)]
 
 
-def _polled(protocols: Sequence[HttpProtocol]) -> Iterator[tuple[Route, str]]:
-    """Yield the routes that the page polls, with the paths that it uses."""
+def _asked(protocols: Sequence[HttpProtocol]) -> Iterator[tuple[Route, str]]:
+    """Yield the routes that the page asks, with the paths that it uses."""
     for protocol in protocols:
         for route in protocol.routes:
-            if path := _POLLED.get((route.method, route.pattern)):
-                yield route, path
+            if route.pattern in _ASKED:
+                yield route, f"/console{route.pattern}"
         if protocol.label == "metrics" and protocol.routes:
             yield protocol.routes[0], "/console/metrics"
 

@@ -40,7 +40,9 @@ function errorMessage(text, status) {
 }
 
 // What the page asks for itself has paths of its own, which are not counted; the rest is what a person sends.
-const isOwn = (path) => path.startsWith("/console/");
+const ASKED = /^\/(metrics|ModelInfo|InputSizes|OutputSizes|v2(\/repository\/(status|index)|\/models(\/[^/]+(\/versions\/[^/]+)?(\/stats|\/openapi\.json)?)?)?)(\?|$)/;
+const isOwn = (path) => path.startsWith("/console/") || ASKED.test(path);
+const addressOf = (path) => (ASKED.test(path) ? `/console${path}` : path);
 const listeners = new Set();
 
 // Call a function after each request of a person; return a function that ends this.
@@ -61,7 +63,7 @@ export async function send(path, { method = "GET", body, signal, headers: own = 
   Object.assign(headers, own);
   let response;
   try {
-    response = await fetch(root + path, {
+    response = await fetch(root + addressOf(path), {
       method,
       headers,
       signal,

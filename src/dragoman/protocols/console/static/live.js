@@ -9,7 +9,7 @@ const KEPT = 150; // five minutes
 const DURATION = "dragoman_call_duration_seconds";
 
 // The pages and what they ask for are not requests of clients.
-const isClient = ({ protocol }) => !["console", "metrics", "openapi"].includes(protocol);
+const isClient = ({ protocol }) => !["metrics", "openapi"].includes(protocol);
 // Statuses of HTTP are numbers, those of gRPC names.
 const isError = ({ status, protocol }) =>
   isClient({ protocol }) && (/^\d+$/.test(status) ? Number(status) >= 400 : status !== "OK");
@@ -54,7 +54,7 @@ function useHistory() {
     const scrape = async () => {
       if (document.hidden) return;
       try {
-        const response = await send("/console/metrics");
+        const response = await send("/metrics");
         const next = { at: Date.now() / 1000, samples: parseMetrics(await response.text()) };
         const before = last;
         last = next;
@@ -74,7 +74,7 @@ function useHistory() {
 function useStatus() {
   const [models, setModels] = useState([]);
   useEffect(() => {
-    const refresh = () => document.hidden || read("/console/status").then(({ models: found }) => setModels(found), () => setModels([]));
+    const refresh = () => document.hidden || read("/v2/repository/status").then(({ models: found }) => setModels(found), () => setModels([]));
     refresh();
     const timer = setInterval(refresh, PERIOD_MS);
     return () => clearInterval(timer);

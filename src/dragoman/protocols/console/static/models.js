@@ -23,9 +23,9 @@ async function readIfAllowed(path, options) {
 // Return the models of the repository if this caller may control it, else those that are served with their states if it
 // may read these, else the names of those that it may use.
 async function listModels() {
-  const status = await readIfAllowed("/console/status");
+  const status = await readIfAllowed("/v2/repository/status");
   if (status?.may_control) {
-    const models = await readIfAllowed("/console/index", { method: "POST", body: {} });
+    const models = await readIfAllowed("/v2/repository/index", { method: "POST", body: {} });
     if (models) return { canControl: true, models };
   }
   if (status) return { canControl: false, models: status.models };
