@@ -1,34 +1,47 @@
-// The outputs of a model as tables, plots and pictures.
+// The outputs of a model as bars, tables, lines and pictures.
 import { html, useMemo, useState } from "./html.js";
 import { encodedPicture, Picture, picturesOf } from "./images.js";
 import { format, Plot } from "./plot.js";
+import { classesOf, scoresOf } from "./reading.js";
+import { Save } from "./save.js";
+import { Classes, Scores } from "./scores.js";
 import { rowsOf, show, size } from "./tensors.js";
 
 const MIN_PLOTTED = 3;
-const MIN_CURVE = 8; // rows of what is plotted at first
+const MIN_CURVE = 8; // elements of a vector that is a line at first
 const MAX_SERIES = 6;
+const MAX_DIGITS = 4; // numbers that are large on the page
 const MIN_SIDE = 2;
+const MIN_MATRIX = 8; // rows and columns of a table that may be a picture
 const MAX_LISTED = 1000;
 const MAX_ENCODED = 16;
 
-function Table({ tensor, rows }) {
+// A single row is listed from top to bottom, since it would be wider than the page.
+function Table({ tensor, rows, names }) {
   const isCut = rows.length * (rows[0]?.length ?? 1) < size(tensor.shape);
+  const isRow = rows.length === 1 && rows[0].length > 1;
+  const lines = isRow ? rows[0].map((v, i) => [names ? names[i] : i, [v]]) : rows.map((row, i) => [i, row]);
+  const isFew = lines.length * lines[0]?.[1].length <= MAX_DIGITS;
   return html`<div class="scroll short" tabindex="0" role="region" aria-label=${`Values of ${tensor.name}`}>
-      <table><tbody>${rows.map(
-        (row, i) => html`<tr><th scope="row">${i}</th>${row.map((v) => html`<td>${show(v)}</td>`)}</tr>`,
-      )}</tbody></table></div>
-    ${isCut && html`<p class="note">The first ${rows.length} of ${tensor.shape[0]} rows.</p>`}`;
+      <table class=${isFew ? "values few" : "values"}>
+        ${names && !isRow && html`<thead><tr><td></td>${names.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>`}
+        <tbody>${lines.map(([label, row]) => html`<tr>${lines.length > 1 && html`<th scope="row">${label}</th>`}${row.map((v) => html`<td>${show(v)}</td>`)}</tr>`)}</tbody></table></div>
+    ${isCut && html`<p class="note">The first ${rows.length} of ${tensor.shape[0]} rows.</p>`}
+    ${!isFew && html`<${Save} tensor=${tensor} header=${names} />`}`;
 }
 
 function List({ tensor, flat }) {
   return html`<pre class="scroll short" tabindex="0" role="region" aria-label=${`Values of ${tensor.name}`}>${
-    flat.slice(0, MAX_LISTED).map(show).join(" ")}${flat.length > MAX_LISTED ? " …" : ""}</pre>`;
+    flat.slice(0, MAX_LISTED).map(show).join(" ")}${flat.length > MAX_LISTED ? " …" : ""}</pre><${Save} tensor=${tensor} />`;
 }
 
+// Lines over the longer axis.
 function Lines({ tensor, rows }) {
-  const label = (k) => (rows[0].length > 1 ? `${tensor.name}[${k}]` : "");
-  return html`<${Plot} title=${tensor.name} hasTable=${false} x=${rows.map((_, i) => i)}
-    series=${rows[0].map((_, k) => ({ label: label(k), values: rows.map((r) => r[k]) }))} />`;
+  const isAcross = rows.length < rows[0].length;
+  const series = isAcross ? rows : rows[0].map((_, k) => rows.map((r) => r[k]));
+  const label = (k) => (series.length > 1 ? `${tensor.name}[${isAcross ? `${k}, :` : k}]` : "");
+  return html`<${Plot} title=${tensor.name} hasTable=${false} x=${series[0].map((_, i) => i)}
+    series=${series.map((values, k) => ({ label: label(k), values }))} />`;
 }
 
 function Pictures({ tensor, pictures }) {
@@ -44,37 +57,71 @@ function Encoded({ tensor, urls }) {
     ${size(tensor.shape) > urls.length && html`<p class="note">The first ${urls.length} of ${size(tensor.shape)} pictures.</p>`}`;
 }
 
-// The ways to show a tensor by their names, the best one first.
-function viewsOf(tensor) {
+// The ways to show a tensor by their names, the best one first. `context`: the names of its classes, its declared shape
+// and whether a photo was sent.
+function viewsOf(tensor, context) {
   const rows = rowsOf(tensor);
   const flat = tensor.data?.flat(Infinity) ?? [];
   const isNumeric = flat.length > 0 && flat.every((v) => typeof v === "number" || v === null);
-  const values = rows
-    ? ["Table", html`<${Table} tensor=${tensor} rows=${rows} />`]
-    : ["Values", html`<${List} tensor=${tensor} flat=${flat} />`];
-  const found = [values];
-  if (isNumeric && rows && rows.length >= MIN_PLOTTED && rows[0].length <= MAX_SERIES) {
-    const plot = ["Plot", html`<${Lines} tensor=${tensor} rows=${rows} />`];
-    if (rows.length >= MIN_CURVE) found.unshift(plot);
-    else found.push(plot);
+  const scores = isNumeric ? scoresOf(tensor, context) : null;
+  const names = scores && context.names?.length === scores.rows[0].length ? context.names : null;
+  const found = [rows
+    ? ["Table", html`<${Table} tensor=${tensor} rows=${rows} names=${names} />`]
+    : ["Values", html`<${List} tensor=${tensor} flat=${flat} />`]];
+  if (isNumeric && rows && (rows.length >= MIN_PLOTTED || rows[0]?.length >= MIN_CURVE)) {
+    const lines = ["Line", html`<${Lines} tensor=${tensor} rows=${rows} />`];
+    // The elements of a vector have an order; rows are independent items unless the reader knows better.
+    if (isVector(tensor, context) && flat.length >= MIN_CURVE) found.unshift(lines);
+    else if (Math.min(rows.length, rows[0].length) <= MAX_SERIES) found.push(lines);
   }
   const pictures = isNumeric ? picturesOf(tensor) : [];
-  if (pictures.length > 0 && Math.min(pictures[0].width, pictures[0].height) >= MIN_SIDE) {
+  const side = tensor.shape.length > 2 ? MIN_SIDE : MIN_MATRIX;
+  if (pictures.length > 0 && Math.min(pictures[0].width, pictures[0].height) >= side) {
     const view = ["Picture", html`<${Pictures} tensor=${tensor} pictures=${pictures} />`];
     if (tensor.shape.length > 2) found.unshift(view);
     else found.push(view);
   }
   const urls = tensor.datatype === "BYTES" ? flat.slice(0, MAX_ENCODED).map(encodedPicture) : [];
   if (urls.length > 0 && urls.every(Boolean)) found.unshift(["Picture", html`<${Encoded} tensor=${tensor} urls=${urls} />`]);
+  if (scores) {
+    const view = ["Bars", html`<${Scores} scores=${scores} names=${names} />`];
+    if (scores.isCertain) found.unshift(view);
+    else found.push(view);
+  }
+  const classes = classesOf(tensor, context);
+  if (classes) found.unshift(["Class", html`<${Classes} names=${classes} values=${flat} />`]);
   return found;
 }
 
-export function Output({ tensor }) {
-  const views = useMemo(() => viewsOf(tensor), [tensor]);
+// Whether a tensor is one vector, not a row for each item of a batch.
+function isVector({ shape }, { declared }) {
+  if (shape.length === 1) return !declared || declared.length !== 1 || declared[0] >= 0;
+  return shape.length === 2 && shape[0] === 1 && shape[1] > 1;
+}
+
+// What the metadata and the model say of an output.
+function contextOf(tensor, model, sent) {
+  const labels = model.labels ?? {};
+  const lists = Object.values(labels);
+  return {
+    names: labels[tensor.name] ?? (lists.length === 1 ? lists[0] : null),
+    isLabelled: Boolean(labels[tensor.name]),
+    declared: model.metadata?.outputs?.find(({ name }) => name === tensor.name)?.shape,
+    hasPhoto: sent.length > 0,
+  };
+}
+
+function Output({ tensor, context }) {
+  const views = useMemo(() => viewsOf(tensor, context), [tensor]);
   const [chosen, setChosen] = useState(views[0][0]);
   const [name, view] = views.find(([each]) => each === chosen) ?? views[0];
   return html`<section class="output" aria-label=${`Output ${tensor.name}`}>
     <div class="row"><h2><code>${tensor.name}</code> <small>${tensor.datatype} [${tensor.shape.join(", ")}]</small></h2>
       ${views.length > 1 && views.map(([each]) => html`<button class="small" aria-pressed=${each === name} onClick=${() => setChosen(each)}>${each}</button>`)}
     </div>${view}</section>`;
+}
+
+// All outputs of an answer. `sent`: the pictures that were sent.
+export function Outputs({ outputs, model, sent = [] }) {
+  return outputs.map((tensor) => html`<${Output} key=${tensor.name} tensor=${tensor} context=${contextOf(tensor, model, sent)} />`);
 }

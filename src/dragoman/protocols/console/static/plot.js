@@ -50,7 +50,9 @@ export function Plot({ title, x, series, time = false, unit = "", xLabel = "inde
     if (isTable) return undefined;
     const options = optionsOf(x, series, time, holder.current.clientWidth || 400);
     const chart = new globalThis.uPlot(options, [x, ...series.map((s) => s.values)], holder.current);
-    return () => chart.destroy();
+    const observer = new ResizeObserver(([{ contentRect: { width } }]) => width > 0 && chart.setSize({ width, height: options.height }));
+    observer.observe(holder.current);
+    return () => (observer.disconnect(), chart.destroy());
   });
   const summaries = series.map((s) => [s.label, summaryOf(s.values, time, unit)]);
   const isEmpty = series.every((s) => known(s.values).length === 0);
@@ -72,5 +74,7 @@ export function Plot({ title, x, series, time = false, unit = "", xLabel = "inde
 export function format(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (typeof value !== "number" || Number.isInteger(value)) return String(value);
-  return Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(3);
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(2);
+  return size >= 100 ? value.toFixed(0) : value.toPrecision(3);
 }

@@ -2,7 +2,7 @@
 import { call, modelPath, roundsIntegers } from "./api.js";
 import { html, useState } from "./html.js";
 import { defaultScale, fileTensor, Picture, pictureTensor, readPicture, SCALES, takesPictures } from "./images.js";
-import { Output } from "./outputs.js";
+import { Outputs } from "./outputs.js";
 import { chooseShape, parseColumns, parseValues, requestBody, rowsOf, show } from "./tensors.js";
 
 // Rows a line, so that a table can be edited and pasted.
@@ -143,15 +143,15 @@ export function TryIt({ name, version, model }) {
         throw new Error(`${field.name}: ${error.message}`);
       }
     });
-    return { ...requestBody(found.map(([tensor]) => tensor)), notes: found.map(([, note]) => note).filter(Boolean) };
+    return { ...requestBody(found.map(([tensor]) => tensor)), notes: found.map(([, note]) => note).filter(Boolean), sent: fields.filter((field) => field.isSent).flatMap((field) => field.pictures) };
   }
 
   async function submit(event) {
     event.preventDefault();
     setBusy(true);
     try {
-      const { body, headers, notes } = compose();
-      setAnswer({ ...(await call(`${modelPath(name, version)}/infer`, { method: "POST", body, headers })), notes });
+      const { body, headers, notes, sent } = compose();
+      setAnswer({ ...(await call(`${modelPath(name, version)}/infer`, { method: "POST", body, headers })), notes, sent });
       setProblem("");
     } catch (error) {
       setAnswer(null);
@@ -177,6 +177,6 @@ export function TryIt({ name, version, model }) {
       ${answer?.notes.map((text) => html`<p class="note">${text}</p>`)}
       ${answer && html`<p class="note">${answer.ms.toFixed(1)} ms, request <a href=${`#/requests/${encodeURIComponent(answer.id)}`}><code>${answer.id}</code></a></p>
         ${roundsIntegers && html`<p class="error">This browser rounds integers beyond 2^53.</p>`}
-        ${answer.data.outputs.map((tensor) => html`<${Output} key=${`${answer.id} ${tensor.name}`} tensor=${tensor} />`)}`}
+        <${Outputs} key=${answer.id} outputs=${answer.data.outputs} model=${model} sent=${answer.sent} />`}
     </div>`;
 }

@@ -1,0 +1,43 @@
+// Values of a tensor out of the page: to the clipboard or as a file.
+import { html, useState } from "./html.js";
+import { show } from "./tensors.js";
+
+const KEEP_MS = 60_000; // until the browser has the file
+
+export function saveFile(name, content, type) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([content], { type }));
+  link.download = name.replace(/[^\w.-]+/g, "_");
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), KEEP_MS);
+}
+
+const quoted = (text, delimiter) => (/["\r\n]/.test(text) || text.includes(delimiter) ? `"${text.replaceAll('"', '""')}"` : text);
+
+// The elements as lines with one row each: the last axis has the columns. One axis is a column.
+export function delimited({ shape, data }, delimiter = ",", header = null) {
+  const flat = data.flat(Infinity);
+  const width = shape.length > 1 ? shape.at(-1) : 1;
+  const rows = Array.from({ length: width ? flat.length / width : 0 }, (_, i) => flat.slice(i * width, (i + 1) * width));
+  const lines = header?.length === width ? [header, ...rows] : rows;
+  return lines.map((row) => row.map((v) => quoted(show(v), delimiter)).join(delimiter)).join("\n");
+}
+
+// A tensor as JSON. Integers beyond 2^53 stay as they are.
+export function tensorJson({ name, datatype, shape, data }) {
+  const elements = data.flat(Infinity).map((v) => (typeof v === "bigint" ? String(v) : JSON.stringify(v)));
+  return `{"name": ${JSON.stringify(name)}, "datatype": ${JSON.stringify(datatype)}, "shape": ${JSON.stringify(shape)}, "data": [${elements.join(", ")}]}\n`;
+}
+
+// Buttons that copy and save all elements of a tensor as the server sent them.
+export function Save({ tensor, header = null }) {
+  const [note, setNote] = useState("");
+  const copy = () => navigator.clipboard.writeText(delimited(tensor, "\t", header)).then(
+    () => setNote("copied"),
+    () => setNote("the browser does not allow to copy here"),
+  );
+  return html`<p class="row save"><button class="small" onClick=${copy}>Copy</button>
+    <button class="small" onClick=${() => saveFile(`${tensor.name}.csv`, `${delimited(tensor, ",", header)}\n`, "text/csv")}>CSV</button>
+    <button class="small" onClick=${() => saveFile(`${tensor.name}.json`, tensorJson(tensor), "application/json")}>JSON</button>
+    <span class="note" role="status">${note}</span></p>`;
+}
