@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -122,13 +123,40 @@ def test_steps_of_loading_on_a_terminal(tmp_path: Path) -> None:
     paths = [f"{TROUBLE}:SlowToLoad", f"{TROUBLE}:Twice"]
     command = ["-m", "dragoman", "serve", *paths, "--http-port", str(http_port), "--grpc-port", str(grpc_port)]
     with Terminal([sys.executable, *command], {"TEST_GATE": str(gate)}) as terminal:
-        terminal.wait_for(r"SlowToLoad +loading \d\S* k?B +\d+ s")  # with the bytes of its file
-        terminal.wait_for(r"Twice +warm")
+        # With the bytes of its file.
+        terminal.wait_for(r"loaded 1 of 2 models after \d+ s; still loading SlowToLoad \(loading \d\S* k?B, \d+ s\)")
         gate.touch()
         terminal.wait_for("ready in .*Ctrl-C stops")
         table = terminal.text.rpartition("model ")[2]
     assert re.search(r"SlowToLoad .* process +ready", table)
     assert "\x1b[32m" in terminal.raw
+    *rewritten, last = re.findall(r"\r\x1b\[J(.*?)(?=\r)", terminal.raw)
+    assert all(f"loaded {n} of 2" in "".join(rewritten) for n in (0, 1))
+    assert last == ""  # the line is erased before the table
+
+
+class Waits:
+    """Its pickle waits for a file when it is read."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"until [ -e {self.gate} ]; do sleep 0.05; done",)
+
+
+def test_models_without_a_framework_are_loaded_first(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    for number in range(5):  # more than are loaded at a time
+        (tmp_path / f"a{number}.pkl").write_bytes(pickle.dumps(Waits(gate)))
+    (tmp_path / "z.py").write_text("def z(x: float) -> float:\n    return x\n\n\nz.placement = 'inline'\n")
+    flags = ["--allow-pickle", "--http-port", "0", "--grpc-port", "0"]
+    command = [sys.executable, "-m", "dragoman", "serve", str(tmp_path), f"{tmp_path}/z.py:z", *flags]
+    with Terminal(command) as terminal:
+        terminal.wait_for(r"loaded 1 of 6 models after \d+ s; still loading a")
+        gate.touch()
+        terminal.wait_for("started in .*5 of 6 models not ready")
+    assert "(importing scikit-learn, " in terminal.text
 
 
 class Adapted(dragoman.Model):

@@ -4,46 +4,66 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from dragoman.cli.first_requests import first_requests
-from dragoman.cli.terminal import colour_text, format_bytes, live_display, printable, table
+from dragoman.cli.terminal import LiveLines, colour_text, format_bytes, is_interactive, printable, table
 from dragoman.engine.deployment import Deployment
 from dragoman.server import Server
+from dragoman.system.load_steps import LoadStep
 
 log = logging.getLogger("dragoman.server")
 
-# Interval at which models that still load are reported in a log, and redrawn on a terminal.
-_SLOW_S = 3.0
+# Interval after which models that still load are logged first; it doubles up to the second one. A terminal shows them
+# all the time.
+_SLOW_S, _SLOWEST_S = 3.0, 30.0
 _REDRAW_S = 0.25
-# Models that a terminal shows while they load.
-_MAX_ROWS = 12
+_MAX_SHOWN = 5  # models that still load
 
 
 async def progress(server: Server) -> None:
-    """Return when every model is loaded or has failed; show the steps of loading meanwhile."""
-    live = live_display(sys.stderr) if server.settings.log_format == "text" else None
-    if live is None:
-        await _report(server)
+    """Return when every model is loaded or has failed; show the steps of loading meanwhile.
+
+    A terminal shows one line that is rewritten; a log has a line now and then.
+    """
+    if server.settings.log_format == "text" and is_interactive(sys.stderr):
+        with LiveLines(sys.stderr) as live:
+            await _observe(server, lambda text, is_due: live.update([f"  {text}"]))
     else:
-        await _draw(server, live)
+        await _observe(server, lambda text, is_due: log.info("%s", text) if is_due else None)
 
 
-async def _report(server: Server) -> None:
-    """Log the models that still load, every few seconds."""
-    began_s = reported_s = time.monotonic()
+async def _observe(server: Server, show: Callable[[str, bool], None]) -> None:
+    """Call `show` with the progress whenever it changes, and whether a log is due for it."""
+    began_s = time.monotonic()
+    due_s = pause_s = _SLOW_S
+    steps: dict[Deployment, tuple[LoadStep, float]] = {}  # with the time at which each began
     while not server.engine.started:
-        await _wait_for_change(server, reported_s + _SLOW_S - time.monotonic())
         now_s = time.monotonic()
-        if now_s - reported_s >= _SLOW_S and not server.engine.started:
-            reported_s = now_s
-            models = server.engine.deployments()
-            slow = [f"{d.spec.name} ({_step(d)})" for d in models if d.state == "LOADING"]
-            some = ", ".join(slow[:5]) + (", ..." if len(slow) > 5 else "")
-            progress = f"{len(models) - len(slow)} of {len(models)} models"
-            log.info("loaded %s after %.0f s; still loading %s", progress, now_s - began_s, some)
+        for deployment in server.engine.deployments():
+            if deployment not in steps or steps[deployment][0] != deployment.step:
+                steps[deployment] = (deployment.step, now_s)
+        is_due = now_s - began_s >= due_s
+        if is_due:
+            pause_s = min(2 * pause_s, _SLOWEST_S)
+            due_s += pause_s
+        show(_describe_progress(server, steps, now_s - began_s), is_due)
+        await _wait_for_change(server, _REDRAW_S)
+
+
+def _describe_progress(server: Server, steps: Mapping[Deployment, tuple[LoadStep, float]], spent_s: float) -> str:
+    """Return how many models are loaded, and what the others do: those with the longest step first."""
+    models, now_s = server.engine.deployments(), time.monotonic()
+    slow = [d for d in models if d.state == "LOADING"]
+    active = sorted((d for d in slow if d.step.name != "waiting"), key=lambda d: steps.get(d, (d.step, now_s))[1])
+    shown: dict[str, tuple[float, list[str]]] = {}  # by step: models that import the same package wait for each other
+    for deployment in active[:_MAX_SHOWN]:
+        step, since_s = steps.get(deployment, (deployment.step, now_s))
+        text = f"{step.name} {format_bytes(step.size)}".rstrip()
+        shown.setdefault(text, (now_s - since_s, []))[1].append(deployment.spec.name)
+    parts = [f"{', '.join(map(printable, names))} ({text}, {s:.0f} s)" for text, (s, names) in shown.items()]
+    still = f"; still loading {', '.join(parts)}" if parts else ""
+    return f"loaded {len(models) - len(slow)} of {len(models)} models after {spent_s:.0f} s{still}"
 
 
 async def _wait_for_change(server: Server, timeout_s: float) -> None:
@@ -52,66 +72,6 @@ async def _wait_for_change(server: Server, timeout_s: float) -> None:
         await asyncio.wait({change}, timeout=max(0.0, timeout_s))
     finally:
         change.cancel()
-
-
-def _step(deployment: Deployment) -> str:
-    return f"{deployment.step.name} {format_bytes(deployment.step.size)}".rstrip()
-
-
-# --- on a terminal ---------------------------------------------------------------------------------------------------
-
-
-async def _draw(server: Server, live: Any) -> None:
-    """Show a line for each model until it is loaded; log lines appear above them."""
-    began_s: dict[Deployment, float] = {}
-    ended_s: dict[Deployment, float] = {}
-    with live, _log_above(live):
-        while not server.engine.started:
-            live.update(_loading_lines(server, began_s, ended_s))
-            await _wait_for_change(server, _REDRAW_S)
-
-
-@contextmanager
-def _log_above(live: Any) -> Iterator[None]:
-    """Let handlers of the log write through the display, which `sys.stderr` does while it is shown."""
-    handlers = [each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler)]
-    streams = [handler.setStream(sys.stderr) for handler in handlers]
-    try:
-        yield
-    finally:
-        for handler, stream in zip(handlers, streams, strict=True):
-            if stream is not None:
-                handler.setStream(stream)
-
-
-def _loading_lines(server: Server, began_s: dict[Deployment, float], ended_s: dict[Deployment, float]) -> Any:
-    """Return what the display shows: a line for each model."""
-    from rich.table import Table
-    from rich.text import Text
-
-    now_s = time.monotonic()
-    models = server.engine.deployments()
-    for deployment in models:
-        if deployment.state != "LOADING" or deployment.step.name != "waiting":
-            began_s.setdefault(deployment, now_s)
-        if deployment.state != "LOADING":
-            ended_s.setdefault(deployment, now_s)
-    shown = sorted(models, key=lambda d: d.state != "LOADING")[:_MAX_ROWS]
-    lines = Table.grid(padding=(0, 2))
-    for deployment in shown:
-        spent_s = ended_s.get(deployment, now_s) - began_s.get(deployment, now_s)
-        state, style = _shown_state(deployment)
-        name = f"{deployment.spec.name} {deployment.spec.version}".rstrip()
-        lines.add_row(Text(f"  {printable(name)}"), Text(state, style), Text(f"{spent_s:.0f} s", "dim"))
-    if len(models) > len(shown):
-        lines.add_row(Text(f"  and {len(models) - len(shown)} more", "dim"), Text(""), Text(""))
-    return lines
-
-
-def _shown_state(deployment: Deployment) -> tuple[str, str]:
-    if deployment.state == "LOADING":
-        return _step(deployment), "yellow"
-    return ("warm", "green") if deployment.ready else ("failed", "red")
 
 
 # --- once started ----------------------------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
 """Output on a terminal: aligned columns, colours, sizes, and text that cannot control the terminal."""
 
+import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
-from typing import Any, TextIO
+from contextlib import ExitStack, redirect_stderr
+from typing import Self, TextIO
 
 # ANSI codes by word in a column of states.
 _STATES = {
@@ -66,13 +69,76 @@ def format_bytes(count: int) -> str:
     return f"{count} B" if count else ""
 
 
-def live_display(stream: TextIO) -> Any:
-    """Return a `rich.live.Live` on a terminal; None elsewhere, or if rich is not installed."""
-    if not has_colours(stream):
-        return None
+def is_interactive(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def terminal_columns(stream: TextIO) -> int:
+    """Return the width of a terminal, 80 where it is not known."""
     try:
-        from rich.console import Console
-        from rich.live import Live
-    except ImportError:
-        return None
-    return Live(console=Console(file=stream, highlight=False), refresh_per_second=4, transient=True)
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):  # not a terminal, or closed
+        return 80
+
+
+class LiveLines:
+    """Lines at the end of a terminal that are rewritten in place.
+
+    While they are shown, `sys.stderr` and the handlers of the log write through them: whole lines of others, from any
+    thread, appear above. The lines are erased at the end.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.RLock()  # a signal handler may print within `write`
+        self._lines: list[str] = []
+        self._partial = ""  # written by others, without its line break yet
+        self._restore = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._restore.enter_context(redirect_stderr(self))
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.setStream(self) is not None:
+                self._restore.callback(handler.setStream, self._stream)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore.close()
+        self.update([])
+        if self._partial:
+            self._stream.write(self._partial + "\n")
+            self._stream.flush()
+
+    def update(self, lines: Sequence[str]) -> None:
+        """Show other lines, without those shown before; each is cut at the width of the terminal."""
+        columns = terminal_columns(self._stream)
+        shown = [line[: columns - 1] for line in lines]
+        with self._lock:
+            if shown != self._lines:
+                self._draw("", shown)
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            whole, newline, self._partial = (self._partial + text).rpartition("\n")
+            if newline:
+                self._draw(whole + newline, self._lines)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def _draw(self, above: str, lines: list[str]) -> None:
+        up = f"\x1b[{len(self._lines) - 1}A" if len(self._lines) > 1 else ""
+        erase = f"\r{up}\x1b[J" if self._lines else ""
+        # Without wrapping, so that a line of wide characters takes one row.
+        shown = "\x1b[?7l" + "\n".join(lines) + "\x1b[?7h" if lines else ""
+        self._lines = lines
+        self._stream.write(erase + above + shown)
+        self._stream.flush()

@@ -11,6 +11,10 @@ from dragoman.core.dialect import Dialect
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.system.load_steps import load_step
+
+# Names of packages, where their modules have others.
+_INSTALLED_AS = {"sklearn": "scikit-learn"}
 
 
 def _any(_path: Path) -> bool:
@@ -113,7 +117,9 @@ class Runtime(Struct, frozen=True, kw_only=True):
     def require(self, package: str) -> Any:
         """Import a package, untyped as most frameworks are. Raises ModelFailed that says how to install it."""
         try:
-            return importlib.import_module(package)
+            # Also if the module is in `sys.modules`: another thread may still import it.
+            with load_step(f"importing {_INSTALLED_AS.get(package.partition('.')[0], package)}"):
+                return importlib.import_module(package)
         except ImportError as error:
             raise ModelFailed(
                 f"this model needs the package '{package}', which cannot be imported ({error}); {self.install(package)}"

@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from dragoman import plugins
 from dragoman.core import errors
 from dragoman.core.audit import log_change
 from dragoman.core.callers import ANYONE
@@ -90,7 +91,8 @@ class ModelControl:
     async def start(self) -> None:
         """Load every model of the repository, some concurrently; a model that fails is UNAVAILABLE.
 
-        A model that raises NotReady, e.g. because a server that it needs is down, is loaded again later.
+        Models whose framework has to be imported, which can take many seconds, are loaded after the others. A model
+        that raises NotReady, e.g. because a server that it needs is down, is loaded again later.
         """
 
         async def load(name: str, versions: list[Deployment]) -> None:
@@ -104,7 +106,7 @@ class ModelControl:
                 numbers = [d.spec.version for d in versions]
                 self._changes.start(name, self._retry(name, versions), numbers, is_retry=True)
 
-        tasks: list[asyncio.Task[None]] = []
+        to_load: list[tuple[str, list[Deployment]]] = []
         for name, source in self._initial_sources().items():
             specs = source.specs()
             self.on_disk[name] = ModelOnDisk(tuple(specs), source.routing)
@@ -115,7 +117,12 @@ class ModelControl:
             self._registry.put(name, versions, routing)  # LOADING from now on
             at_start = [d for d in versions.values() if not d.loads_on_demand]
             if at_start:
-                tasks.append(self._changes.start(name, load(name, at_start), [d.spec.version for d in at_start]).task)
+                to_load.append((name, at_start))
+        to_load.sort(key=lambda each: any(_imports_framework(d.spec) for d in each[1]))
+        tasks = [
+            self._changes.start(name, load(name, versions), [d.spec.version for d in versions]).task
+            for name, versions in to_load
+        ]
         try:
             await asyncio.gather(*tasks)
         except asyncio.CancelledError:  # also if a model was unloaded meanwhile, which does not affect the others
@@ -503,6 +510,10 @@ class ModelControl:
             task = asyncio.get_running_loop().create_task(retire(deployment))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
+
+
+def _imports_framework(spec: ModelSpec) -> bool:
+    return plugins.has("runtimes", spec.runtime) and bool(plugins.runtime(spec.runtime).packages)
 
 
 def _report_lifetime(name: str, change: str, instead: str) -> None:

@@ -15,26 +15,49 @@ class LoadStep:
 
 
 Observer = Callable[[LoadStep], None]
-_observer: ContextVar[Observer | None] = ContextVar("load_step_observer", default=None)
+
+
+@dataclass(slots=True)
+class _Observation:
+    observer: Observer
+    last: LoadStep | None = None
+
+
+_observation: ContextVar[_Observation | None] = ContextVar("load_step_observation", default=None)
 
 
 def report_step(name: str, size: int = 0) -> None:
     """Report that a step begins; in the task or thread that loads the model, or one with a copy of its context."""
-    report = _observer.get()
-    if report is not None:
-        report(LoadStep(name, size))
+    observation = _observation.get()
+    if observation is not None:
+        observation.last = LoadStep(name, size)
+        observation.observer(observation.last)
+
+
+@contextmanager
+def load_step(name: str) -> Iterator[None]:
+    """Report a step that ends with the block: the step before it goes on then."""
+    observation = _observation.get()
+    before = observation.last if observation is not None else None
+    report_step(name)
+    try:
+        yield
+    finally:
+        if before is not None:
+            report_step(before.name, before.size)
 
 
 def current_observer() -> Observer | None:
     """Return the observer of the model that is loaded here, None without one."""
-    return _observer.get()
+    observation = _observation.get()
+    return observation.observer if observation is not None else None
 
 
 @contextmanager
 def observe_steps(observer: Observer) -> Iterator[None]:
     """Call `observer` with each step that is reported within the block; in any thread."""
-    token = _observer.set(observer)
+    token = _observation.set(_Observation(observer))
     try:
         yield
     finally:
-        _observer.reset(token)
+        _observation.reset(token)

@@ -15,7 +15,7 @@ from typing import Any
 from dragoman._version import __version__
 from dragoman.cli.connection import ServerConnection
 from dragoman.cli.output_files import write_file
-from dragoman.cli.terminal import live_display, table
+from dragoman.cli.terminal import LiveLines, is_interactive, table
 from dragoman.core.documents import read_json
 from dragoman.core.errors import InvalidInput
 from dragoman_check.conformance.http import checked_url
@@ -73,11 +73,10 @@ def _report(arguments: argparse.Namespace, found: Sequence[Measurement]) -> None
 
 def _run(job: RequestJob, load: LoadLevel) -> Measurement:
     """Run one load, with a live display on a terminal."""
-    live = live_display(sys.stderr)
-    if live is None:
+    if not is_interactive(sys.stderr):
         return _run_in_loop(job, load, None)
-    with live:
-        return _run_in_loop(job, load, lambda recorder: live.update(_status(recorder, load)))
+    with LiveLines(sys.stderr) as live:
+        return _run_in_loop(job, load, lambda recorder: live.update([_status(recorder, load)]))
 
 
 def _run_in_loop(job: RequestJob, load: LoadLevel, show: Any) -> Measurement:

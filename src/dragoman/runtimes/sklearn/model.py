@@ -103,6 +103,7 @@ def read_pickle(spec: ModelSpec) -> Any:
     path = model_path(spec)
     check_pickle(path, spec)
     joblib, sklearn = RUNTIME.require("joblib"), RUNTIME.require("sklearn")
+    RUNTIME.require("sklearn.base")  # what takes the time, which is no time of reading the file
     try:
         return joblib.load(path)
     except Exception as error:  # whatever code in the file raises
