@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.documents import read_json
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.sampling import GREEDY_BELOW, KINDS, MODEL_DEFAULTS, check_value
 from dragoman.core.text import Sampling
 from dragoman_text.generation.vocabulary import Vocabulary
@@ -15,6 +15,7 @@ from dragoman_text.generation.vocabulary import Vocabulary
 log = logging.getLogger("dragoman.generation")
 
 _FILE = "generation_config.json"
+_KINDS = {name: KINDS[name] for name in MODEL_DEFAULTS}
 # Rules of transformers that are not applied: they are named in the log.
 _NOT_APPLIED: Mapping[str, Any] = {
     "no_repeat_ngram_size": 0,
@@ -58,6 +59,17 @@ def default_sampling(folder: Path) -> dict[str, Any]:
     if rest:
         log.warning("%s of '%s': not applied: %s", _FILE, folder.name, ", ".join(rest))
     return values
+
+
+def stated_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling defaults in the settings of a model. Raises ModelFailed for an unknown or invalid one."""
+    try:
+        return {name: check_value(name, value, _KINDS[name]) for name, value in values.items()}
+    except KeyError as error:
+        names = ", ".join(sorted(_KINDS))
+        raise ModelFailed(f"parameter 'sampling': expected {names}, got {error}") from None
+    except InvalidInput as error:
+        raise ModelFailed(f"parameter 'sampling': {error.message}") from None
 
 
 def apply_defaults(sampling: Sampling, defaults: Mapping[str, Any]) -> Sampling:

@@ -24,7 +24,7 @@ from dragoman_text.generation.chat_template import PROMPT_S
 from dragoman_text.generation.draft_model import DraftModel
 from dragoman_text.generation.engine import GenerationEngine, SequenceMemory
 from dragoman_text.generation.general import GeneralMemory, GeneralRunner
-from dragoman_text.generation.generation_config import default_sampling, end_tokens
+from dragoman_text.generation.generation_config import default_sampling, end_tokens, stated_sampling
 from dragoman_text.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman_text.generation.grammar_compiler import GrammarLimits
 from dragoman_text.generation.image_queue import DEFAULT_MIB
@@ -69,6 +69,8 @@ class EngineOptions(GrammarLimits):
     draft_model: folder, relative to the model's, of a small model that drafts instead ("": search in the text).
     adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
     generation_config: use the sampling defaults in generation_config.json, where the API leaves them to the model.
+    sampling: sampling defaults that replace those of that file.
+    chat_template: file, beside the model's, of a chat template that replaces the model's own ("": the model's own).
     adapter_folder: folder, relative to the model's, from which clients may load adapters.
     max_images, max_image_bytes, max_image_pixels: number of images of a prompt, and bytes and pixels of all together.
     image_memory: MiB of the images of all calls together, which `TextModel` limits.
@@ -93,6 +95,8 @@ class EngineOptions(GrammarLimits):
     draft_model: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
     generation_config: bool = True
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: str = ""
     adapter_folder: str = "adapters"
     max_adapters: int = 8
     adapter_memory: int = 1024
@@ -228,9 +232,11 @@ def _engine(
         vision,
         sanitizes=options.sanitize_control_tokens,
         prompt_s=options.prompt_s,
+        template=_read_template(folder, options.chat_template) if options.chat_template else None,
     )
     ends = end_tokens(folder, vocabulary)
     defaults = default_sampling(folder) if options.generation_config else {}
+    defaults |= stated_sampling(options.sampling)
     report_step("measuring threads")
     threads = runner.set_threads(options.threads) if runner.device.type == "cpu" else 0
     intake = InputProcessor(
@@ -267,6 +273,13 @@ def _engine(
     store.load_initial(adapters.folders(folder, options.adapters).items(), engine)
     release_memory()  # that of the checks, and of the strings in the header of a GGUF file
     return engine, intake, details
+
+
+def _read_template(folder: Path, name: str) -> str:
+    try:
+        return ((folder.parent if folder.is_file() else folder) / name).read_text()
+    except (OSError, ValueError) as error:
+        raise ModelFailed(f"parameter 'chat_template': '{name}' cannot be read: {error}") from error
 
 
 def _runner_details(runner: Runner | GeneralRunner) -> Mapping[str, Any]:

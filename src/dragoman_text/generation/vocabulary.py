@@ -159,7 +159,7 @@ class Vocabulary:
     """Tokenizer of one model. size: number of logits. context: maximum number of tokens, 0 if not set.
     vision: the processor of images, None if the model has no vision.
     sanitizes: control tokens in the messages of chats are encoded as text. prompt_s: seconds for examples that the
-    chat template writes.
+    chat template writes. template: a chat template instead of the model's own.
 
     A GGUF file contains its tokenizer; a `tokenizer.json` beside it is used instead. Raises ModelFailed if the ids of
     the tokenizer are not those of the model.
@@ -173,6 +173,7 @@ class Vocabulary:
         *,
         sanitizes: bool = False,
         prompt_s: float = PROMPT_S,
+        template: str | None = None,
     ) -> None:
         self.tokenizer: Any = load_tokenizer(folder)
         self.vision = vision
@@ -185,8 +186,10 @@ class Vocabulary:
         self._check_ids(vocabulary.values())
         if sanitizes and self._fast is None:
             raise ModelFailed("parameter 'sanitize_control_tokens': needs a fast tokenizer, a tokenizer.json")
+        if template is None:
+            template = self.tokenizer.chat_template if vision is None else vision.chat_template
         self.template = ChatTemplate(
-            self.tokenizer.chat_template if vision is None else vision.chat_template,
+            template,
             self.tokenizer.special_tokens_map,
             self._control_tokens() if sanitizes else (),
             limit_s=prompt_s,

@@ -22,7 +22,7 @@ from dragoman.core.sampling import MODEL_DEFAULTS
 from dragoman.core.text import Chat, Sampling
 from dragoman_text.generation import byte_alphabet, gpu, grammar_worker, memory, rounding
 from dragoman_text.generation.completion_writer import EndConditions, StopStrings
-from dragoman_text.generation.generation_config import apply_defaults, default_sampling, end_tokens
+from dragoman_text.generation.generation_config import apply_defaults, default_sampling, end_tokens, stated_sampling
 from dragoman_text.generation.grammar_compiler import MINIMA, GrammarLimits
 from dragoman_text.generation.image_queue import DEFAULT_MIB, ImageQueue, feature_bytes, image_bytes
 from dragoman_text.generation.text_engine import check_options, notify, start_thread
@@ -353,3 +353,11 @@ def test_data_to_compare_implementations() -> None:
 def test_no_kernels_for_a_gpu_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
     assert gpu.kernels(torch.device("cpu"), torch.float32) is None
     assert caplog.records == []
+
+
+def test_sampling_in_the_settings_of_a_model() -> None:
+    assert stated_sampling({"temperature": 1, "top_k": 5}) == {"temperature": 1.0, "top_k": 5}
+    with pytest.raises(ModelFailed, match="'sampling': expected frequency_penalty, .*, got 'temp'"):
+        stated_sampling({"temp": 1})
+    with pytest.raises(ModelFailed, match="'sampling': `temperature` must be "):
+        stated_sampling({"temperature": -1})

@@ -13,6 +13,7 @@ import torch
 from benchmarks import architectures
 
 from dragoman.core.errors import ModelFailed
+from dragoman.core.text import Chat
 from dragoman.core.text_engine_calls import ResetPrefixCache
 from dragoman_text.generation.gguf_file import GgufFile
 from dragoman_text.generation.gguf_model import NotMapped, load_mapped
@@ -432,6 +433,20 @@ def test_a_load_reads_the_header_once(original: Any, tmp_path: Path, monkeypatch
 async def test_the_tokenizer_in_the_file(model: LanguageModel) -> None:
     assert model.text_engine.intake.vocabulary.encode("cab#")[1] == [69, 95, 5]
     assert model.text_engine.intake.vocabulary.decode([69, 95, 5], skip_special=True) == "cab#"
+
+
+async def test_the_settings_replace_sampling_defaults_and_the_chat_template(original: Any, tmp_path: Path) -> None:
+    write_file(tmp_path / "a.gguf", original)
+    (tmp_path / "short.jinja").write_text("{% for m in messages %}{{ m.content }}#{% endfor %}")
+    model = load_model(tmp_path / "a.gguf", chat_template="short.jinja", sampling={"top_k": 1})
+    try:
+        prompt = Chat(({"role": "user", "content": "cab"},))
+        assert model.text_engine.intake.vocabulary.encode(prompt)[0] == "cab#"
+        assert model.details()["default_parameters"] == {"top_k": 1}
+    finally:
+        await model.close()
+    with pytest.raises(ModelFailed, match="parameter 'chat_template': 'b.jinja' cannot be read"):
+        load_model(tmp_path / "a.gguf", chat_template="b.jinja")
 
 
 @pytest.mark.parametrize(
