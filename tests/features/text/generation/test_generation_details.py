@@ -357,7 +357,7 @@ def test_no_kernels_for_a_gpu_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None
 
 def test_sampling_in_the_settings_of_a_model() -> None:
     assert stated_sampling({"temperature": 1, "top_k": 5}) == {"temperature": 1.0, "top_k": 5}
-    with pytest.raises(ModelFailed, match="'sampling': expected frequency_penalty, .*, got 'temp'"):
+    with pytest.raises(ModelFailed, match=r"'sampling': expected frequency_penalty, .*, got 'temp'"):
         stated_sampling({"temp": 1})
     with pytest.raises(ModelFailed, match="'sampling': `temperature` must be "):
         stated_sampling({"temperature": -1})

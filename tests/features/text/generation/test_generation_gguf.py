@@ -445,7 +445,7 @@ async def test_the_settings_replace_sampling_defaults_and_the_chat_template(orig
         assert model.details()["default_parameters"] == {"top_k": 1}
     finally:
         await model.close()
-    with pytest.raises(ModelFailed, match="parameter 'chat_template': 'b.jinja' cannot be read"):
+    with pytest.raises(ModelFailed, match=r"parameter 'chat_template': 'b\.jinja' cannot be read"):
         load_model(tmp_path / "a.gguf", chat_template="b.jinja")
 
 
