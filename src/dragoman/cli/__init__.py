@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from dragoman import hooks
 from dragoman._version import __version__
 from dragoman.cli.command import Command
+from dragoman.cli.synonyms import same_meaning
 from dragoman.cli.terminal import printable
 from dragoman.core.errors import DragomanError
 from dragoman.core.options import suggestion
@@ -24,10 +25,22 @@ _COMMANDS = {
     "models": Command("list the models of a running server", "dragoman.cli.models"),
     "infer": Command("send an inference request", "dragoman.cli.infer"),
     "status": Command("show the models and workers of a running server", "dragoman.cli.status"),
-    "doctor": Command("report what will differ for a folder of MLServer or LMI", "dragoman.cli.doctor"),
+    "doctor": Command("try each model of a folder, and report what will differ from its server", "dragoman.cli.doctor"),
     "keys": Command("create, list and delete API keys", "dragoman.cli.keys"),
     "completion": Command("print a completion script for bash, zsh or fish", "dragoman.cli.completion"),
 }
+
+_DESCRIPTION = """\
+Serve models over Open Inference (V2, REST and gRPC), KServe V1 and UM-Bridge, and language models also over the APIs of
+OpenAI, Anthropic, Ollama, TGI and LMI."""
+_EPILOG = """\
+examples:
+  dragoman serve model.onnx
+  dragoman infer http://127.0.0.1:8080 model --example
+  dragoman bench --help
+
+Exit status: 0 success, 1 failure, 2 wrong arguments or settings, or no server, 130 stopped by Ctrl-C.
+"""
 
 # Errors of an output that cannot take more: a full disk, a quota, a limit of file sizes, a device that fails.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -97,16 +110,30 @@ class CommandParser(argparse.ArgumentParser):
         return action
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._print_help(sys.argv[1:] if args is None else args)
+        words = list(sys.argv[1:] if args is None else args)
+        self._print_help(words)
         parse = self.parse_known_args if self.has_commands else self.parse_known_intermixed_args
-        found, unknown = parse(args, namespace)
+        found, unknown = parse(self._replace_synonyms(words), namespace)
         if unknown:
             if any(re.match(r"-([\d.,]|inf|nan)", each) for each in unknown):
                 self.error(f"unrecognized arguments: {' '.join(unknown)}; put -- before values that begin with -")
             flag = next((each.partition("=")[0] for each in unknown if each.startswith("--")), "")
-            known = re.findall(r"--[a-z][a-z0-9-]*", self.format_help())
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(flag, known) if flag else ''}")
+            known = [each for each in self._option_string_actions if each.startswith("--")]
+            same = " or ".join(f"'{each}'" for each in same_meaning(flag, known))
+            hint = f"; did you mean {same}?" if same else suggestion(flag, known) if flag else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found
+
+    def _replace_synonyms(self, words: Sequence[str]) -> list[str]:
+        """Return the words with the flags of this parser for others of the same meaning."""
+        known = self._option_string_actions
+        end = words.index("--") if "--" in words else len(words)
+        replaced = []
+        for word in words[:end]:
+            flag, equals, value = word.partition("=")
+            same = same_meaning(flag, known) if flag.startswith("--") and flag not in known else []
+            replaced.append(same[0] + equals + value if len(same) == 1 else word)
+        return [*replaced, *words[end:]]
 
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
@@ -212,8 +239,9 @@ def main_parser(file_type: Any = None) -> CommandParser:
     """
     parser = CommandParser(
         prog="dragoman",
-        description="Serve models over Open Inference, UM-Bridge and the OpenAI, TGI and LMI text APIs.",
-        epilog="Try: dragoman serve model.onnx",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"dragoman {__version__}")
     parser.has_commands = True

@@ -10,6 +10,8 @@ examples:
   dragoman completion bash > ~/.local/share/bash-completion/completions/dragoman
   dragoman completion zsh > "${fpath[1]}/_dragoman"
   dragoman completion fish > ~/.config/fish/completions/dragoman.fish
+
+Exit status: 0 success, 2 if the package shtab is missing or the shell is unknown.
 """
 
 

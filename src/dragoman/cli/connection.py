@@ -5,12 +5,13 @@ import http.client
 import json
 import os
 import re
+import socket
 import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,23 @@ from urllib.parse import urlsplit
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import (
     CallerError,
+    DragomanError,
     Forbidden,
     InvalidInput,
     ModelNotFound,
     NotReady,
     NotSupported,
+    ServerError,
     Unauthorized,
 )
+from dragoman.core.options import suggestion
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+_NOT_HTTP = "the response is not HTTP/1.1"
+_MAX_NAMES = 5
+# What a client of HTTP/2 sends first, with an empty SETTINGS frame; a server answers with a frame of that type.
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_HTTP2_SETTINGS = 4
 KEY_VARIABLES = ("DRAGOMAN_API_KEY", "DRAGOMAN_CONTROL_TOKEN")
 _KEY_HINT = f"; expected a key in --key-file or ${KEY_VARIABLES[0]}"
 KEY_HELP = f"""\
@@ -97,6 +106,59 @@ class ServerConnection:
             raise type(error)(f"{self.url}: {error.message}{_KEY_HINT}") from None
         except ServerUnreachable as error:  # no other OSError: that may be one of standard output
             raise self._unreachable(error) from None
+        except ServerError as error:
+            if not error.message.startswith(_NOT_HTTP):
+                raise
+            grpc = re.sub("^http", "grpc", self.url)
+            raise NotReady(f"{self.url}: {_NOT_HTTP}{self.grpc_hint(f'expected {grpc}')}") from None
+
+    @contextmanager
+    def suggesting(self, model: str) -> Iterator[None]:
+        """Add the name that may be meant to the error for an unknown model."""
+        try:
+            yield
+        except ModelNotFound as error:
+            raise ModelNotFound(error.message + self.suggestion(model)) from None
+
+    def suggestion(self, model: str) -> str:
+        """Return `; did you mean ...` for a model that the server does not have, or its models; "" if it has it."""
+        names = self._model_names()
+        return "" if model in names else _nearest(model, names)
+
+    def check_names(self, names: Sequence[str], known: Sequence[str]) -> None:
+        """Raise ModelNotFound for the first name that is not known."""
+        for name in names:
+            if name not in known:
+                raise ModelNotFound(f"{self.url} has no model '{name}'{_nearest(name, known)}")
+
+    def _model_names(self) -> list[str]:
+        """Return the names of the models and adapters, as far as the server lists them."""
+        names: list[str] = []
+        with suppress(DragomanError), self.client() as client:
+            try:
+                names += client.models()
+            except (ModelNotFound, NotSupported):
+                names += [entry.name for entry in client.index()]
+        if self.url.startswith("http"):
+            with suppress(DragomanError, ValueError, LookupError, TypeError), self.open("/v1/models") as response:
+                names += [str(each["id"]) for each in parse_json(response.read())["data"]]
+        return list(dict.fromkeys(names))
+
+    def grpc_hint(self, expected: str) -> str:
+        """Return a question that ends in what is expected if the server speaks HTTP/2, as gRPC does; else ""."""
+        parts = urlsplit(self.url)
+        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        with suppress(OSError), socket.create_connection(address, timeout=min(2.0, self.timeout_s)) as opened:
+            connection = opened
+            if parts.scheme == "https":
+                tls = ssl.create_default_context(cafile=self.ca or None)
+                tls.set_alpn_protocols(["h2"])
+                connection = tls.wrap_socket(opened, server_hostname=address[0])
+            connection.sendall(_HTTP2_PREFACE)
+            header = connection.recv(9)
+            if len(header) > 3 and header[3] == _HTTP2_SETTINGS:
+                return f"; is this a gRPC port? {expected}"
+        return ""
 
     @contextmanager
     def open(self, path: str, body: Mapping[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
@@ -130,12 +192,21 @@ class ServerConnection:
         return kind(f"{self.url} responds with {error.code}: {_reason(error)}{hint}")
 
     def _unreachable(self, error: Exception) -> NotReady:
+        if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+            return NotReady(f"{self.url}: {_NOT_HTTP}{self.grpc_hint('expected the port of HTTP')}")
         reason = getattr(error, "reason", None) or error
         text = getattr(reason, "verify_message", "") or getattr(reason, "strerror", "") or str(reason)
         text = re.sub(r"^cannot reach \S+: ", "", text)
         text = f"no response within {self.timeout_s:g} s" if isinstance(reason, TimeoutError) else text
         refused = "refused" in text
         return NotReady(f"cannot reach {self.url}: {text}{'; is the server running?' if refused else ''}")
+
+
+def _nearest(model: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    some = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+    return suggestion(model, names) or f"; expected {some}"
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

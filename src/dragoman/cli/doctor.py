@@ -28,6 +28,11 @@ effects:
 
 Each model is loaded in a process of its own, which runs its code; with --dry-run files are read and nothing is run.
 
+examples:
+  dragoman doctor models/
+  dragoman doctor models/ --dry-run --json
+  dragoman doctor models/ --request iris=request.json
+
 Exit status: 1 if something is missing or rejected, otherwise 0.
 """
 _SERVE = "dragoman serve"

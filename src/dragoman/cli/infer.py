@@ -9,6 +9,7 @@ from dragoman.cli.connection import KEY_HELP, ServerConnection, add_connection_a
 from dragoman.cli.models import describe_tensor
 from dragoman.cli.terminal import colour_text, escape_controls, printable, table
 from dragoman.core.errors import InvalidInput, ServerError
+from dragoman.core.options import suggestion
 
 _EPILOG = f"""\
 VALUE:
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     parameters = parse_json(arguments.parameters, dict, "--parameters")
     connection = ServerConnection.of(arguments, arguments.url)
-    with connection.client() as client:
+    with connection.client() as client, connection.suggesting(arguments.model):
         signature = client.metadata(arguments.model, arguments.version).signature
         if not arguments.values and arguments.data is None and not arguments.example:
             print("\n".join(_usage(arguments, signature)))
@@ -72,11 +73,19 @@ def run(arguments: argparse.Namespace) -> int:
             _infer(client, arguments, inputs, parameters)
         except InvalidInput as error:
             missing = missing_inputs(inputs, signature)
-            raise InvalidInput(error.message + (f"; not given: {missing}" if missing else "")) from error
+            hint = f"; not given: {missing}" if missing else ""
+            raise InvalidInput(error.message + _output_hint(arguments, error, signature) + hint) from error
         except ServerError as error:
             print(f"dragoman: {printable(error.message)}", file=sys.stderr)
             return 1
     return 0
+
+
+def _output_hint(arguments: argparse.Namespace, error: InvalidInput, signature: Any) -> str:
+    """Return which output may be meant, if the server has rejected the name of one."""
+    known = [spec.name for spec in signature.outputs]
+    wrong = next((o for o in arguments.output or () if o not in known and f"'{o}'" in error.message), "")
+    return suggestion(wrong, known) if wrong else ""
 
 
 def _infer(client: Any, arguments: argparse.Namespace, inputs: Any, parameters: Mapping[str, Any]) -> None:

@@ -27,6 +27,8 @@ examples:
 
 The key is printed once, to standard output; the file holds its SHA-256 hash. A running server reads a changed file
 within a second.
+
+Exit status: 0 success, 2 if the file cannot be read or written, or the name is wrong.
 """
 
 

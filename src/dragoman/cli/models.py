@@ -14,6 +14,7 @@ _EPILOG = f"""\
 {KEY_HELP}
 examples:
   dragoman models
+  dragoman models http://127.0.0.1:8080 iris
   dragoman models grpc://127.0.0.1:8081
   dragoman models https://models.example.org --json
 
@@ -25,14 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.description = "List the models of a running server: any server of the Open Inference Protocol."
     parser.epilog = _EPILOG
-    parser.add_argument("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="server (default: %(default)s)")
+    add = parser.add_argument
+    add("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="server (default: %(default)s)")
+    add("names", nargs="*", default=[], metavar="NAME", help="models to show (default: all)")
     add_connection_arguments(parser, timeout_s=10.0)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the models; return the exit status."""
-    with ServerConnection.of(arguments, arguments.url).client() as client:
-        models = [_describe(client, name) for name in _names(client)]
+    connection = ServerConnection.of(arguments, arguments.url)
+    with connection.client() as client:
+        names = _names(client)
+        connection.check_names(arguments.names, names)
+        models = [_describe(client, name) for name in arguments.names or names]
     if arguments.json:
         print(json.dumps(models, indent=2))
     elif not models:

@@ -28,6 +28,9 @@ examples:
   dragoman serve model.onnx
   dragoman serve models/ --allow-pickle --http-port 9000
   dragoman serve my_module:predict --placement process --replicas 2
+
+Exit status: 0 if it was stopped, 1 if no model can be loaded or a port is in use, 2 wrong arguments or settings, 130
+if Ctrl-C stopped it before it had started.
 """
 _RULE = """\
 Each flag is also an environment variable (--http-port is DRAGOMAN_HTTP_PORT) and a key in the [server] table of a

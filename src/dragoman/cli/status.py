@@ -19,6 +19,7 @@ It has the role read. With --admin-port, URL is that of the admin port.
 
 examples:
   dragoman status
+  dragoman status http://127.0.0.1:8080 iris
   dragoman status https://models.example.org --json
   watch -n 2 dragoman status http://127.0.0.1:8080
 
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="server (default: %(default)s)")
+    add("names", nargs="*", default=[], metavar="NAME", help="models to show (default: all)")
     add_connection_arguments(parser, timeout_s=10.0)
 
 
@@ -41,7 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
     body = _read_status(connection)
     try:
         response = parse_json(body)
-        status = {"ready": bool(response["ready"]), "models": list(response["models"])}
+        models = list(response["models"])
+        connection.check_names(arguments.names, [model["name"] for model in models])
+        models = [each for each in models if not arguments.names or each["name"] in arguments.names]
+        is_ready = all(each["state"] == "READY" for each in models) if arguments.names else bool(response["ready"])
+        status = {"ready": is_ready, "models": models}
         text = json.dumps(status, indent=2) if arguments.json else _text(status)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise NotReady(f"{connection.url} does not respond as a Dragoman server") from error

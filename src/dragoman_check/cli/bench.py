@@ -47,7 +47,7 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=10.0, metavar="S", help="measured time of each load (default 10)")
     add("--warmup-s", type=float, default=2.0, metavar="S", help="time before it that is not measured (default 2)")
     add("--repeat", type=int, default=1, metavar="N", help="run all loads N times, for the spread between runs")
-    add("--connections", type=int, default=256, metavar="N", help="most connections of an open loop (default 256)")
+    add("--connections", type=int, metavar="N", help="most connections of an open loop (default 256)")
     add("--timeout-s", type=float, default=60.0, metavar="S", help="time limit of one request (default 60)")
     add("--seed", type=int, default=0, metavar="N", help="seed of arrival times (default 0)")
 

@@ -17,7 +17,7 @@ from dragoman.cli.connection import ServerConnection
 from dragoman.cli.output_files import write_file
 from dragoman.cli.terminal import LiveLines, is_interactive, table
 from dragoman.core.documents import read_json
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, NotReady
 from dragoman_check.conformance.http import checked_url
 from dragoman_check.conformance.target import Target, server_target
 from dragoman_check.load_test.compare import Difference, compare_runs
@@ -27,6 +27,7 @@ from dragoman_check.load_test.measurements import Measurement, Recorder
 from dragoman_check.load_test.repeats import combine
 
 _CONCURRENCY = "1,4,16"
+_CONNECTIONS = 256
 _MAX_S = 1e6
 # Share of requests without a response at the end from which a server does not keep up with an open loop.
 _BEHIND = 0.1
@@ -37,10 +38,17 @@ def measure(arguments: argparse.Namespace) -> int:
     if not arguments.url or not arguments.model:
         raise InvalidInput("expected the address of a server and a model: dragoman bench URL MODEL")
     loads = _loads(arguments) * _positive("--repeat", arguments.repeat)
-    target = _target(arguments)
-    target.http.require_connection()
+    connection = ServerConnection.of(arguments, checked_url(arguments.url))
+    target = _target(arguments, connection)
+    try:
+        target.http.require_connection()
+    except NotReady as error:
+        raise NotReady(error.message + connection.grpc_hint("expected the port of HTTP; see --grpc")) from error
     options = Options(arguments.model, arguments.rows, max_tokens=arguments.max_tokens, file=arguments.input)
-    job = make_job(target, arguments.protocol, replace(options, prompt=arguments.prompt or options.prompt))
+    try:
+        job = make_job(target, arguments.protocol, replace(options, prompt=arguments.prompt or options.prompt))
+    except InvalidInput as error:
+        raise InvalidInput(error.message + connection.suggestion(arguments.model)) from error
     quiet = arguments.json == "-"
     measurements: list[Measurement] = []
     try:
@@ -55,6 +63,8 @@ def measure(arguments: argparse.Namespace) -> int:
         return 130
     _report(arguments, measurements)
     if not any(m.completed for m in measurements):
+        if hint := connection.suggestion(arguments.model):
+            print(f"dragoman: model {arguments.model!r} not found{hint}", file=sys.stderr)
         return 2
     return 1 if any(m.errors for m in measurements) else 0
 
@@ -106,11 +116,15 @@ def _status(recorder: Recorder, load: LoadLevel) -> str:
 def _loads(arguments: argparse.Namespace) -> list[LoadLevel]:
     if arguments.rate and arguments.concurrency:
         raise InvalidInput("expected --rate or --concurrency, got both")
+    if arguments.connections is not None and not arguments.rate:
+        raise InvalidInput("--connections is the limit of an open loop: expected --rate too, or --concurrency instead")
     load = LoadLevel(
         arrival=arguments.arrival,
         seconds=_seconds("--seconds", arguments.seconds),
         warmup_s=_seconds("--warmup-s", arguments.warmup_s, least=0),
-        connections=_positive("--connections", arguments.connections),
+        connections=_positive(
+            "--connections", _CONNECTIONS if arguments.connections is None else arguments.connections
+        ),
         timeout_s=arguments.timeout_s,
         seed=arguments.seed,
     )
@@ -144,12 +158,10 @@ def _numbers(flag: str, text: str, kind: type) -> list[Any]:
     return numbers
 
 
-def _target(arguments: argparse.Namespace) -> Target:
-    url = checked_url(arguments.url)
-    if url.startswith("grpc:"):
+def _target(arguments: argparse.Namespace, connection: ServerConnection) -> Target:
+    if connection.url.startswith("grpc:"):
         raise InvalidInput("expected the HTTP address as URL, and the gRPC address in --grpc HOST:PORT")
-    key = ServerConnection.of(arguments, url).key
-    return server_target(url, arguments.grpc, key, arguments.ca, arguments.timeout_s)
+    return server_target(connection.url, arguments.grpc, connection.key, arguments.ca, arguments.timeout_s)
 
 
 # --- output -----------------------------------------------------------------------------------------------

@@ -136,7 +136,10 @@ class HttpTarget:
         try:
             self.send("GET", "/v2/health/live")
         except ClauseFailed as error:
-            reason = getattr(error.__cause__, "strerror", None) or str(error).rpartition("none: ")[2]
+            cause = error.__cause__
+            reason = getattr(cause, "strerror", None) or str(error).rpartition("none: ")[2]
+            if isinstance(cause, http.client.BadStatusLine):
+                reason = "the response is not HTTP/1.1"
             raise NotReady(f"no HTTP server answers at {self.url}: {reason}") from error
         self.exchanges.clear()
 

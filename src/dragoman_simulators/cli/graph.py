@@ -25,7 +25,11 @@ and models that it names by `served` must be given by --with.
 The output is a Mermaid file (dragoman graph FILE > graph.mmd). GitHub and GitLab draw it in a block ```mermaid of a
 Markdown page, and so does https://mermaid.live. Comments at its end explain the letters in the nodes.
 
-Exit status: 2 if the graph is invalid; the message names the node and the port.
+examples:
+  dragoman graph plant.graph.toml > plant.mmd
+  dragoman graph graphs.py:pipeline --with models/ --json
+
+Exit status: 0 success, 2 if the graph is invalid; the message names the node and the port.
 """
 
 

@@ -139,7 +139,7 @@ class ChatSession:
         options = {"stream": True, "stream_options": {"include_usage": True}}
         body = {"model": self.model, "messages": messages, **options, **self.options}
         begin_s = time.monotonic()
-        with self.connection.open("/v1/chat/completions", body) as response:
+        with self.connection.suggesting(self.model), self.connection.open("/v1/chat/completions", body) as response:
             for event in _events(response):
                 text = _record(event, answer)
                 if text:

@@ -1,0 +1,156 @@
+"""Errors of the command line that say what may be meant: names of models, options, and ports."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import dragoman
+from dragoman import Infer, Server, TensorSpec
+from dragoman.cli import main
+from text_server import ReverseModel
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Iris(dragoman.Model):
+    placement = "inline"
+    inputs = (TensorSpec("flowers", dragoman.FP64, (-1, 4)),)
+    outputs = (TensorSpec("label", dragoman.INT64, (-1,)),)
+
+    def infer(self, call: Infer) -> dict[str, np.ndarray]:
+        return {"label": np.zeros(len(call.inputs["flowers"].data), np.int64)}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[Server]:
+    async with Server(Iris, ReverseModel, http_port=0, grpc_port=0, control_open=True) as server:
+        yield server
+
+
+async def run(*arguments: str) -> int:
+    """Run a command in a thread, because the server runs in this event loop."""
+    return await asyncio.to_thread(main, arguments)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["infer", "URL", "Iriss", "1,2,3,4"],
+        ["infer", "grpc://GRPC", "Iriss", "1,2,3,4"],
+        ["models", "URL", "Iriss"],
+        ["status", "URL", "Iriss"],
+        ["chat", "URL", "Iriss", "--message", "x"],
+        ["bench", "URL", "Iriss", "--seconds", "0.1"],
+        ["bench", "URL", "Iriss", "--protocol", "openai-chat", "--seconds", "0.1"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+async def test_a_misspelled_model_has_a_suggestion(
+    server: Server, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"URL": server.http_url, "grpc://GRPC": f"grpc://{server.grpc_url}"}
+    assert await run(*(places.get(word, word) for word in words)) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.endswith("; did you mean 'Iris'?")
+    assert len(error.splitlines()) == 1
+
+
+async def test_a_model_of_another_name_is_told_what_there_is(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await run("infer", server.http_url, "zzz", "1") == 2
+    assert capsys.readouterr().err.endswith("is not found; expected Iris, ReverseModel, pirate, ReverseModel:pirate\n")
+    assert await run("infer", server.http_url, "Iris", "1,2,3,4", "--version", "7") == 2
+    assert "did you mean" not in capsys.readouterr().err  # the name is right
+
+
+async def test_names_of_outputs(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", server.http_url, "Iris", "1,2,3,4", "--output", "lable") == 2
+    assert "did you mean 'label'?" in capsys.readouterr().err
+
+
+async def test_models_and_status_of_some_names(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("models", server.http_url, "Iris", "--json") == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["Iris"]
+    assert await run("status", server.http_url, "ReverseModel", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in found["models"]] == ["ReverseModel"]
+    assert found["ready"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["infer", "URL", "Iris", "1,2,3,4"], "expected grpc://HOST"),
+        (["models", "URL"], "expected grpc://HOST"),
+        (["status", "URL"], "expected the port of HTTP"),
+        (["chat", "URL", "m", "--message", "x"], "expected the port of HTTP"),
+        (["bench", "URL", "Iris"], "expected the port of HTTP; see --grpc"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+async def test_the_port_of_grpc_is_recognised(
+    server: Server, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://{server.grpc_url}"
+    assert await run(*(url if word == "URL" else word for word in words)) == 2
+    error = capsys.readouterr().err
+    expected = expected.replace("HOST", str(server.grpc_url))
+    assert error.endswith(f"the response is not HTTP/1.1; is this a gRPC port? {expected}\n")
+
+
+async def test_a_port_of_neither_is_not_called_grpc(capsys: pytest.CaptureFixture[str]) -> None:
+    async def respond(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ESMTP\r\n")
+        writer.close()
+
+    other = await asyncio.start_server(respond, "127.0.0.1", 0)
+    async with other:
+        url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+        assert await run("models", url) == 2
+    assert capsys.readouterr().err == f"dragoman: {url}: the response is not HTTP/1.1\n"
+
+
+async def test_options_of_the_same_meaning(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--duration", "0.1", "--clients=2", "--warmup", "0", "--json", "-"]
+    assert await run("bench", server.http_url, "Iris", *words) == 0
+    (measurement,) = json.loads(capsys.readouterr().out)["measurements"]
+    assert measurement["load"]["seconds"] == 0.1
+    assert measurement["load"]["concurrency"] == 2
+    assert measurement["load"]["warmup_s"] == 0
+    assert await run("bench", server.http_url, "Iris", "--connections", "2") == 2
+    assert "expected --rate too, or --concurrency instead" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["serve", "--workers=2"], "did you mean '--replicas' or '--processes'?"),
+        (["serve", "--http-prot", "1"], "did you mean '--http-port'?"),
+        (["bench", "--secnds", "1"], "did you mean '--seconds'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+async def test_options_with_several_meanings_are_suggested(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert hint in capsys.readouterr().err
+
+
+async def test_words_after_two_hyphens_are_not_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", "http://127.0.0.1:1", "m", "--timeout", "-1", "--", "--timeout") == 2
+    assert "--timeout-s: expected seconds above 0, got -1" in capsys.readouterr().err
+
+
+async def test_the_help_has_the_protocols_of_the_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for title in {"KServe V1", "UM-Bridge", *server.http_protocols} - {"metrics", "Open Inference generate"}:
+        assert title.partition(" (")[0] in text
