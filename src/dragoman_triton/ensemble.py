@@ -56,6 +56,7 @@ class EnsembleModel(Model):
 
     takes_request = True
     platform = "ensemble"
+    kind = "ensemble"
     merges = 0
 
     def __init__(self, spec: ModelSpec) -> None:

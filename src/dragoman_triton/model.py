@@ -54,6 +54,7 @@ class ConfiguredModel(Model):
         if inspect.iscoroutinefunction(self._model.load) or not inspect.ismethod(self._model.infer):
             raise ModelFailed(f"models of this kind are not configured by '{_FILE}': describe it in a dragoman.toml")
         self._model.load()
+        self.kind, self.description = self._model.kind, self._model.description
         signature = self._model.signature()
         folder, config = Path(str(self.spec.parameters["source"])).parent, self.spec.parameters["config"]
         hidden_inputs: tuple[ConfiguredTensor, ...] = ()
@@ -82,6 +83,10 @@ class ConfiguredModel(Model):
 
     def details(self) -> Mapping[str, Any]:
         return self._model.details()
+
+    def class_labels(self) -> Mapping[str, Sequence[str]]:
+        labels = self._model.class_labels()
+        return {ours: labels[theirs] for ours, theirs in self._output_names.items() if theirs in labels}
 
     def measurements(self) -> Iterable[Family]:
         return self._model.measurements()

@@ -46,7 +46,7 @@ LAYERS = (
 )
 # Modules that the families of a package share; apart from these, a family imports nothing from another one.
 SHARED = {
-    "runtimes": {"files", "recognise", "saved_sizes", "tables", "pretrained", "unserved"},
+    "runtimes": {"class_names", "files", "recognise", "saved_sizes", "tables", "pretrained", "unserved"},
     "protocols": {"wire", "custom_handlers", "json_arrays", "parameters", "schema_keywords", "web_files"},
 }
 

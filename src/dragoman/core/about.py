@@ -7,13 +7,14 @@ MAX_CHARACTERS = 200
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(`])")
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|cf|vs|etc|approx|no|fig)|\b[A-Z])\.$", re.IGNORECASE)
 _FRONT_MATTER = re.compile(r"\A---\s*\n.*?\n(?:---|\.\.\.)\s*(?:\n|\Z)", re.DOTALL)
-_FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.DOTALL | re.MULTILINE)
+# Bounded or open to the end, so that no text takes more than linear time.
+_FENCE = re.compile(r"^(```|~~~).*?(?:^\1[^\n]*$|\Z)", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _ELEMENT = re.compile(r"<(style|script|table|svg|details)\b.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _TAG = re.compile(r"</?[A-Za-z][^<>]{0,1000}>")
-_PICTURE = re.compile(r"\[?!\[[^\]]*\]\([^)]*\)(?:\]\([^)]*\))?")
-_LINK = re.compile(r"\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])")
-_MARKUP = re.compile(r"(\*\*|__|\*|`+)(?=\S)(.+?)(?<=\S)\1")
+_PICTURE = re.compile(r"\[?!\[[^\[\]]{0,300}\]\([^()]{0,1000}\)(?:\]\([^()]{0,1000}\))?")
+_LINK = re.compile(r"\[([^\[\]]{0,300})\](?:\([^()]{0,1000}\)|\[[^\[\]]{0,300}\])")
+_MARKUP = re.compile(r"(\*\*|__|\*|`+)(?=\S)([^\n]{1,300}?)(?<=\S)\1")
 # Lines that are not prose: headings, quotes, tables, lists, rules, directives and definitions of links.
 _NOT_PROSE = re.compile(r"^\s{0,3}(#|>|\||[-*+]\s|\d+[.)]\s|[-=*_]{3,}\s*$|\.\. |:\w+:|\[[^\]]+\]:)")
 _MIN_WORDS = 3  # fewer are a caption or a badge

@@ -17,7 +17,7 @@ KINDS = frozenset(
 )  # fmt: skip
 
 # Tasks of pipelines, as their models name them.
-_TASKS: Mapping[str, str] = {
+TASKS: Mapping[str, str] = {
     "audio-classification": "classifier",
     "automatic-speech-recognition": "speech",
     "depth-estimation": "image",
@@ -57,8 +57,8 @@ _TASKS: Mapping[str, str] = {
 }
 _COLORS = (1, 3, 4)
 _MIN_BOXES = 100  # candidates of a detector without suppression of overlapping boxes; fewer may be anything
-_MIN_SCORES = 2
 _BOX = 4  # numbers of a box
+_BOX_ROW = 6  # a box, its score and its class
 
 _BOXES = frozenset({"boxes", "bboxes", "detection_boxes", "pred_boxes"})
 _SCORES = frozenset({"predict_proba", "probabilities", "output_probability", "class_probabilities", "label_probs"})
@@ -90,7 +90,7 @@ def _of_tasks(model: ModelDescription) -> str:
     tasks = [*tasks] if isinstance(tasks, list | tuple) else [model.details.get("task")]
     if Score in model.calls and [*map(len, map(_names, model.labels.values()))] == [1]:
         return "rerank"  # one label: a score of a pair
-    return next((kind for task in tasks if isinstance(task, str) and (kind := _TASKS.get(task, ""))), "")
+    return next((kind for task in tasks if isinstance(task, str) and (kind := TASKS.get(task, ""))), "")
 
 
 def _names(labels: object) -> Sequence[str]:
@@ -130,9 +130,10 @@ def _is_picture(spec: TensorSpec) -> bool:
 
 def _colors(shape: Shape | None) -> int:
     """Return the number of colours of a batch of pictures, channels first or last; 0 if it is none."""
-    if shape is None or len(shape) != 4 or not all(n == -1 or n > _BOX for n in sorted(shape[1:])[1:]):
+    if shape is None or len(shape) != 4:
         return 0
-    return next((n for n in (shape[1], shape[3]) if n in _COLORS), 0)
+    layouts = ((shape[1], shape[2:]), (shape[3], shape[1:3]))
+    return next((n for n, sides in layouts if n in _COLORS and all(s == -1 or s > _BOX for s in sides)), 0)
 
 
 def _is_candidates(spec: TensorSpec, model: ModelDescription) -> bool:
@@ -140,12 +141,11 @@ def _is_candidates(spec: TensorSpec, model: ModelDescription) -> bool:
     shape = spec.shape
     if shape is None or len(shape) != 3:
         return False
-    sides = sorted(shape[1:])
     labels = model.labels.get(spec.name)
-    extra = sides[0] - _BOX
     if labels is not None:
-        return len(labels.names) in (extra, extra - 1)
-    return extra > 0 and sides[1] >= _MIN_BOXES and sides[1] > 4 * sides[0]
+        return any(n - _BOX - len(labels.names) in (0, 1) or n == _BOX_ROW for n in shape[1:])
+    fields, places = sorted(shape[1:])
+    return fields > _BOX and places >= max(_MIN_BOXES, 4 * fields)
 
 
 def _is_map(spec: TensorSpec, inputs: Iterable[TensorSpec]) -> bool:

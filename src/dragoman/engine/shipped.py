@@ -20,7 +20,7 @@ from dragoman.engine.warmup import read_requests
 from dragoman.workers.pool import Loaded
 
 _READMES = ("README.md", "readme.md", "Readme.md", "README", "README.txt", "README.rst")
-_MAX_README_BYTES = 65_536
+_MAX_README_BYTES = 32_768
 _MAX_EXAMPLES_BYTES = 4_000_000
 _MAX_EXAMPLES = 20
 _LABELS = ("labels.txt", "classes.txt")
@@ -67,7 +67,7 @@ def _labels(folder: Path, signature: Signature) -> dict[str, ClassLabels]:
             continue
         fitting = [spec.name for spec in signature.outputs if spec.shape and spec.shape[-1] == len(names)]
         if len(fitting) == 1:
-            return {fitting[0]: ClassLabels(name, names)}
+            return {fitting[0]: ClassLabels("", names)}
     return {}
 
 

@@ -15,6 +15,7 @@ from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
+from dragoman.runtimes.class_names import estimator_kind
 from dragoman.runtimes.files import model_path
 from dragoman.runtimes.tables import check_fp32, columns_in_order, content, matrix
 
@@ -55,6 +56,9 @@ class CatBoostModel(Model):
         self._is_matrix = self._inputs[0].name == "input" and len(self._inputs[0].shape or ()) == 2
         self._pandas = None if self._is_matrix else RUNTIME.require("pandas")
         self._defaults = Defaults.of(self.spec)
+        self.kind = estimator_kind(self._model) if self.spec.target is not None else ""
+        if hasattr(self._model, "predict_proba"):
+            self.kind = "classifier"
         self._signature = Signature(
             inputs=self._inputs,
             outputs=self._output_specs(),

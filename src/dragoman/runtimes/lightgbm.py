@@ -15,6 +15,13 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.runtimes.files import model_path
 from dragoman.runtimes.tables import content, matrix
 
+# Kinds of models by their objectives; others rank, or the file does not say it.
+_KINDS = {
+    **dict.fromkeys(("binary", "multiclass", "multiclassova", "cross_entropy"), "classifier"),
+    **dict.fromkeys(("regression", "regression_l1", "huber", "fair", "quantile", "mape", "poisson"), "regressor"),
+    **dict.fromkeys(("gamma", "tweedie"), "regressor"),
+}
+
 
 class LightGBMModel(Model):
     """A Booster, in a text file or in a pickle.
@@ -39,6 +46,7 @@ class LightGBMModel(Model):
                 raise ModelFailed(f"'{path.name}' is no LightGBM text model: {error}") from error
         else:
             self._booster, self.platform = self.spec.target, "lightgbm_pickle"
+        self.kind = _KINDS.get(str(self._booster.params.get("objective", "")).partition(" ")[0], "")
         self._defaults = Defaults.of(self.spec)
         features = self._booster.num_feature()
         row = np.asarray(self._booster.predict(np.zeros((1, features))))

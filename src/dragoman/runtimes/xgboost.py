@@ -1,6 +1,6 @@
 """XGBoost models in JSON or UBJSON form."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,17 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.formats.json_scan import check_depth
 from dragoman.formats.policy import Policy
 from dragoman.formats.ubjson import is_ubjson
+from dragoman.runtimes.class_names import assign, names_of
 from dragoman.runtimes.files import model_path
 from dragoman.runtimes.tables import check_fp32, content, matrix
 
 # The objectives whose `predict` is a probability: from it the scikit-learn classifier takes its label.
 _LABEL_OBJECTIVES = ("binary:logistic", "multi:softprob")
+
+
+# Kinds of models by the starts of their objectives; others rank.
+_KINDS = {"binary:": "classifier", "multi:": "classifier", "reg:": "regressor", "count:": "regressor"}
+_KINDS |= dict.fromkeys(("survival:", "quantile"), "regressor")
 
 
 class XGBoostModel(Model):
@@ -63,6 +69,7 @@ class XGBoostModel(Model):
         self._in_place = self._try_in_place(probe, xgboost.core.XGBoostError)
         self._classes = _classes(self._booster)
         self._objective = _objective(self._booster)
+        self.kind = next((kind for start, kind in _KINDS.items() if self._objective.startswith(start)), "")
         sklearn_api = bool(self.spec.parameters.get("sklearn_api"))
         self._is_classifier = sklearn_api and _is_saved_by_classifier(self._booster)
         self._range = _best_range(self._booster) if sklearn_api else (0, 0)
@@ -70,6 +77,11 @@ class XGBoostModel(Model):
 
     def signature(self) -> Signature:
         return self._signature
+
+    def class_labels(self) -> Mapping[str, Sequence[str]]:
+        """Return the classes that XGBClassifier has noted in the file, which it did until they had to be 0, 1, ..."""
+        names = names_of(parse_json(self._booster.attr("scikit_learn") or "{}").get("classes_"))
+        return assign(names, [s for s in self._signature.outputs if s.name in ("predict", "predict_proba")])
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
         requested = set(call.outputs or ("predict",))

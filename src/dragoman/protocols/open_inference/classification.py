@@ -72,9 +72,22 @@ def _replace_by_top_classes(model: ModelDescription, name: str, tensor: Tensor, 
     order = _smallest(np.negative(values) if kind == "float" else np.invert(values), count)
     top = np.take_along_axis(values, order, axis=-1)
     template = "{:f}:{}" if kind == "float" else "{}:{}"
-    labels = model.labels[name].names if name in model.labels else ()
+    labels = _labels(model, name, size)
     texts = [_text(template.format(v, i), labels, i) for v, i in zip(top.flat, order.flat, strict=True)]
     return Tensor(object_array(texts, order.shape), BYTES)
+
+
+def _labels(model: ModelDescription, name: str, size: int) -> tuple[str, ...]:
+    """Return the class names of an output of this many values a row.
+
+    Those that the model itself knows count if there is one for each value, which a detector's are not, and if no
+    `config.pbtxt` says which outputs have some.
+    """
+    labels = model.labels.get(name)
+    is_stated = labels is not None and bool(labels.file)
+    if labels is None or (not is_stated and (configuration(model) is not None or len(labels.names) != size)):
+        return ()
+    return labels.names
 
 
 def _has_batch_axis(model: ModelDescription, name: str, rank: int) -> bool:

@@ -1,6 +1,6 @@
 """Models of transformers, run by its pipelines; embeddings and scores of pairs by our own code."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from dragoman.pipelines.examples import example_call
 from dragoman.pipelines.inputs import choose_task, input_specs, rows_of, shared_of
 from dragoman.pipelines.results import ARRAYS, to_json
 from dragoman.pipelines.tasks import PipelineTask, options_of, task_by_name
+from dragoman.runtimes.class_names import names_of
 from dragoman.runtimes.files import check_pickle
 from dragoman.runtimes.huggingface import RUNTIME
 from dragoman.runtimes.huggingface.sentence_transformers import EncoderFiles, apply_parameters, read_encoder_files
@@ -24,6 +25,18 @@ from dragoman.runtimes.saved_sizes import INDEX, WEIGHTS, check_sizes
 from dragoman.system.transformers_loads import transformers_lock
 
 _MAX_SCORED_LABELS = 2  # of cross-encoders: a score, or no and yes
+# Tasks whose results name the classes of the model's configuration.
+_TASKS_OF_CLASSES = frozenset(
+    {
+        "audio-classification",
+        "image-classification",
+        "image-segmentation",
+        "object-detection",
+        "text-classification",
+        "token-classification",
+        "video-classification",
+    }
+)
 # The output of embeddings, beside the arrays of the pipeline.
 _VECTORS = "embeddings"
 # What the clients of such models expect: each element is the JSON of one result.
@@ -89,6 +102,12 @@ class HuggingFaceModel(Model):
         if self._parts.tokenizer is not None and self._parts.tokenizer.model_max_length < 1 << 30:
             details["max_context"] = self._parts.tokenizer.model_max_length
         return details | (self._embedder.details() if self._embedder is not None else {})
+
+    def class_labels(self) -> Mapping[str, Sequence[str]]:
+        if not any(task.name in _TASKS_OF_CLASSES for task in self._tasks):
+            return {}
+        names = names_of(getattr(self._parts.model.config, "id2label", None))
+        return {"output": names} if names else {}
 
     def infer(self, call: Infer) -> Inference:
         task = choose_task(self._tasks, call.inputs)

@@ -1,10 +1,10 @@
-"""The files of ONNX graphs: which tensors have a shape, and graphs without their ZipMap nodes.
+"""The files of ONNX graphs: which tensors have a shape, the classes of classifiers, and graphs without ZipMap nodes.
 
 The files are protobuf messages. Only what is needed of them is read, so that the package `onnx` is not needed and
 large weights are not copied. Fields of onnx.proto: ModelProto.graph 7, opset_import 8; OperatorSetIdProto.domain 1,
 version 2; GraphProto.node 1, input 11, output 12; NodeProto.input 1, output 2, op_type 4, attribute 5;
-AttributeProto.ints 8, strings 9; ValueInfoProto.name 1, type 2; TypeProto.tensor_type 1; TypeProto.Tensor.elem_type 1,
-shape 2; TensorShapeProto.dim 1; Dimension.dim_value 1.
+AttributeProto.name 1, ints 8, strings 9; ValueInfoProto.name 1, type 2; TypeProto.tensor_type 1;
+TypeProto.Tensor.elem_type 1, shape 2; TensorShapeProto.dim 1; Dimension.dim_value 1.
 """
 
 import mmap
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Data = mmap.mmap | bytes
+_CLASSIFIERS = b"classlabels_"
+_MAX_SCANNED = 1 << 26  # bytes of a file at its beginning and its end
 _FLOAT = 1  # TensorProto.DataType.FLOAT
 _OPERATORS = 7  # version of ONNX's own operators, the oldest that ONNX Runtime supports without a warning
 
@@ -41,6 +43,19 @@ def shaped_names(path: Path) -> set[str]:
                 if any(True for kind in kinds for _ in _values(mapped, 2, *kind)):
                     names.update(mapped[start:end].decode() for start, end in _values(mapped, 1, *info))
     return names
+
+
+def class_names(path: Path) -> tuple[str, ...]:
+    """Return the classes of the classifiers in a graph, such as TreeEnsembleClassifier; empty if they differ."""
+    found: set[tuple[str, ...]] = set()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        if mapped.find(_CLASSIFIERS, 0, _MAX_SCANNED) >= 0 or mapped.find(_CLASSIFIERS, -_MAX_SCANNED) >= 0:
+            for graph in _values(mapped, 7, 0, len(mapped)):
+                for node in _fields(mapped, *graph):
+                    if node.number == 1 and _text(mapped, 4, node) != "ZipMap":
+                        found.add(_classes(mapped, node))
+    found.discard(())
+    return found.pop() if len(found) == 1 else ()
 
 
 def without_zip_maps(path: Path) -> DenseGraph | None:
@@ -97,13 +112,14 @@ def _first_dim(data: Data, output: "_Field") -> Iterator[bytes]:
 
 
 def _classes(data: Data, node: "_Field") -> tuple[str, ...]:
-    """Return the classes of a ZipMap node, its attribute classlabels_int64s or classlabels_strings."""
+    """Return the classes of a ZipMap or classifier node, its attribute classlabels_int64s or classlabels_strings."""
     classes: list[str] = []
     for start, end in _values(data, 5, node.start, node.end):
-        classes += [data[a:b].decode() for a, b in _values(data, 9, start, end)]
-        for field in _fields(data, start, end):
-            if field.number == 8:
-                classes += map(str, _integers(data, field))
+        fields = [*_fields(data, start, end)]
+        name = next((data[each.start : each.end] for each in fields if each.number == 1), b"")
+        if name.startswith(_CLASSIFIERS):
+            classes += [data[each.start : each.end].decode() for each in fields if each.number == 9]
+            classes += [str(n) for each in fields if each.number == 8 for n in _integers(data, each)]
     return tuple(classes)
 
 

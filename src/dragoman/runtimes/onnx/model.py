@@ -14,12 +14,14 @@ from dragoman.codecs.elements import strings
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, Array, Datatype
 from dragoman.core.errors import ModelFailed
+from dragoman.core.kinds import TASKS
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
+from dragoman.runtimes.class_names import assign, names_in_metadata
 from dragoman.runtimes.files import model_path
 from dragoman.runtimes.onnx import RUNTIME
-from dragoman.runtimes.onnx.graph import shaped_names, without_zip_maps
+from dragoman.runtimes.onnx.graph import class_names, shaped_names, without_zip_maps
 
 log = logging.getLogger("dragoman.model")
 
@@ -57,13 +59,13 @@ class OnnxModel(Model):
         path = model_path(self.spec)
         providers = _providers(ort, self.spec.parameters)
         options = _session_options(ort, self.spec.parameters)
-        self._labels: Mapping[str, Sequence[str]] = {}
+        labels: Mapping[str, Sequence[str]] = {}
         try:
             self._session = ort.InferenceSession(path, options, providers=providers)
             if _has_maps(self._session) and path.suffix == ".onnx" and (graph := without_zip_maps(path)) is not None:
                 options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent.resolve()))
                 self._session = ort.InferenceSession(graph.content, options, providers=providers)
-                self._labels = graph.labels
+                labels = graph.labels
         except Exception as error:  # ONNX Runtime's errors share no class of their own.
             raise ModelFailed(f"'{path.name}' cannot be loaded by ONNX Runtime: {error}") from error
         # ONNX Runtime falls back to the CPU, with a line in its log, if a provider cannot be started.
@@ -72,6 +74,14 @@ class OnnxModel(Model):
                 raise ModelFailed(f"execution provider '{name}' cannot be started: is its device available?")
         self._values = ort.OrtValue
         self._signature = _signature(self._session, path)
+        metadata = self._session.get_modelmeta()
+        custom = dict(metadata.custom_metadata_map)
+        self.description = metadata.description or metadata.graph_description or custom.get("description", "")
+        self.kind = TASKS.get(custom.get("task", ""), "")
+        is_detector = self.kind in ("detector", "segmentation")
+        self._labels = labels or assign(names_in_metadata(custom), self._signature.outputs, is_detector=is_detector)
+        if not self._labels and path.suffix == ".onnx" and len(self._signature.outputs) <= _MAX_CLASSIFIER_OUTPUTS:
+            self._labels = _classifier_labels(class_names(path), self._signature.outputs)
         if not _declares_rows(self._session, path):
             self.merges = 0
         self._has_bits = any(s.datatype in _ONNX_TYPES for s in (*self._signature.inputs, *self._signature.outputs))
@@ -102,6 +112,14 @@ class OnnxModel(Model):
         return self._values.ortvalue_from_numpy(_to_onnx(name, tensor))
 
 
+def _classifier_labels(names: Sequence[str], outputs: Sequence[TensorSpec]) -> Mapping[str, Sequence[str]]:
+    """Return the names by the scores of a classifier, [rows, classes] of floats."""
+    scores = [spec for spec in outputs if spec.datatype is not None and spec.datatype.kind == "float"]
+    free = [spec for spec in scores if spec.shape is not None and len(spec.shape) == 2 and spec.shape[1] == -1]
+    return assign(names, scores) or ({free[0].name: names} if names and len(scores) == len(free) == 1 else {})
+
+
+_MAX_CLASSIFIER_OUTPUTS = 2  # label and scores
 _PROVIDERS: Mapping[str, str] = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",

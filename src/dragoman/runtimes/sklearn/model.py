@@ -20,6 +20,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
+from dragoman.runtimes.class_names import estimator_kind
 from dragoman.runtimes.files import check_installed, check_pickle, model_path
 from dragoman.runtimes.sklearn import RUNTIME
 from dragoman.runtimes.sklearn.independence import has_independent_rows
@@ -154,6 +155,7 @@ class SklearnModel(Model):
                 f"'{path.name}' holds {type(self._estimator).__name__}, which is not a model; "
                 "expected a fitted scikit-learn estimator"
             )
+        self.kind = estimator_kind(self._estimator)
         self._table: Table = table_of(self._estimator)
         # Which method gives each output; several give one output each only where it is a list of arrays.
         self._sources: dict[str, str] = {}
@@ -180,9 +182,11 @@ class SklearnModel(Model):
 
     def class_labels(self) -> Mapping[str, Sequence[str]]:
         classes = getattr(self._estimator, "classes_", None)
-        if classes is None or "predict_proba" not in self._sources or getattr(classes, "ndim", 0) != 1:
+        if classes is None or getattr(classes, "ndim", 0) != 1:
             return {}
-        return {"predict_proba": [str(each) for each in classes]}
+        names = [str(each) for each in classes]
+        scores = [self._signature.output(name) for name in ("predict_proba", "decision_function")]
+        return {spec.name: names for spec in scores if spec is not None and spec.shape in (None, (-1, len(names)))}
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
         value = content(call, self._defaults)

@@ -1,0 +1,80 @@
+"""Class names that files and estimators hold, and the outputs that they belong to."""
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dragoman.core.signature import TensorSpec
+
+_MAX_CHARACTERS = 1_000_000
+MAX_CLASSES = 100_000
+_KEYS = ("names", "class_names", "classes", "labels", "id2label")
+_BOX = 4  # numbers of a box
+_BOX_ROW = 6  # a box, its score and its class: a detector without overlapping boxes
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Return class names from a text in the metadata of a file: a literal list, or dict by index, of Python or JSON.
+
+    It is parsed, never executed. Empty if it is anything else.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        return ()
+    try:
+        return names_of(ast.literal_eval(text.strip()))
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return ()
+
+
+def names_of(value: Any) -> tuple[str, ...]:
+    """Return class names from a list, or from a dict by index (`id2label`); empty if it is neither or has gaps."""
+    if isinstance(value, Mapping):
+        try:
+            by_index = {int(index): name for index, name in value.items() if isinstance(index, int | str)}
+        except ValueError:
+            return ()
+        value = [by_index[i] for i in range(len(by_index))] if by_index.keys() == {*range(len(value))} else ()
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_CLASSES:
+        return ()
+    return tuple(map(str, value)) if all(isinstance(name, str | int) for name in value) else ()
+
+
+def names_in_metadata(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the class names in the metadata of a file, as exporters of classifiers and detectors write them."""
+    return next((names for key in _KEYS if (names := parse_names(metadata.get(key, "")))), ())
+
+
+def assign(
+    names: Sequence[str], outputs: Iterable[TensorSpec], *, is_detector: bool = False
+) -> dict[str, Sequence[str]]:
+    """Return the names by the output that they belong to; empty without names, or if that is not clear.
+
+    It is the only output whose last axis has a value for each class; of a detector the first one that has, for each
+    place, a box and the scores of the classes.
+    """
+    specs = [*outputs]
+    fitting = [spec for spec in specs if spec.shape and spec.shape[-1] == len(names)]
+    if names and is_detector:
+        fitting = [spec for spec in specs if _has_boxes(spec, len(names))][:1] or fitting or specs[:1]
+    return {fitting[0].name: names} if names and len(fitting) == 1 else {}
+
+
+def _has_boxes(spec: TensorSpec, count: int) -> bool:
+    shape = spec.shape or ()
+    return len(shape) >= 3 and any(n in (_BOX + count, _BOX + 1 + count, _BOX_ROW) for n in shape[1:])
+
+
+def estimator_kind(estimator: Any) -> str:
+    """Return the kind of an estimator with the interface of scikit-learn, "" if it does not say it."""
+    try:
+        kind = getattr(estimator, "_estimator_type", None) or estimator.__sklearn_tags__().estimator_type
+    except Exception:  # code of any library
+        kind = None
+    known = {"clusterer": "clustering", "outlier_detector": "outliers", "classifier": "classifier"}
+    if kind in known or kind == "regressor":
+        return known.get(str(kind), "regressor")
+    return "preprocessor" if callable(getattr(estimator, "transform", None)) and not _predicts(estimator) else ""
+
+
+def _predicts(estimator: Any) -> bool:
+    return callable(getattr(estimator, "predict", None))
