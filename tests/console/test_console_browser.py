@@ -331,36 +331,6 @@ async def test_a_snippet_runs_for_any_name_of_a_tensor(browser: Browser) -> None
     assert json.loads(output)["outputs"][0]["datatype"] == "BYTES", snippet
 
 
-async def test_chat_shows_tokens_as_text(browser: Browser) -> None:
-    page = browser.page
-    await browser.open("/#/models/Parrot")
-    await page.fill("#draft", "say <b>hello</b> <img src=x>")
-    await page.keyboard.press("Enter")
-    await page.wait_for_selector(".message.assistant")
-    assert await page.inner_text(".message.assistant p") == "say <b>hello</b> <img src=x>"
-    await page.wait_for_selector("text=finished by stop")
-    assert await page.locator(".messages img").count() == 0
-    await browser.keep("chat")
-
-
-async def test_probabilities_of_tokens_are_shade_and_text(browser: Browser) -> None:
-    page = browser.page
-    await browser.open("/#/models/Parrot")
-    await page.get_by_label("seed").fill("12")
-    await page.fill("#draft", "hello")
-    await browser.press("Send")
-    facts = page.locator(".message .facts")
-    await facts.get_by_text("seed 12, finished by stop").wait_for()
-    assert (await facts.inner_text()).startswith("1 token, first after ")
-    assert await page.locator(".token").evaluate("(e) => e.style.getPropertyValue('--doubt')") == "0.393"
-    await page.get_by_text("Probabilities").click()
-    await browser.has_texts(page.locator(".message td"), ['"hello"', "0.607", "-0.500"])
-    await page.get_by_label("seed").fill("18446744073709551615")
-    await page.fill("#draft", "again")
-    await browser.press("Send")
-    await page.wait_for_selector("text=seed: expected an integer up to 9007199254740991")
-
-
 async def test_a_simulator_and_its_gradient(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/energy", "Simulator")
@@ -453,7 +423,6 @@ async def test_no_view_has_a_violation_that_axe_finds(browser: Browser) -> None:
         ("/#/models/kinetics", "Graph", "svg.graph"),
         ("/#/models/Table", "Code", "pre.code"),
         ("/#/models/decay", "Simulator", "figure canvas"),
-        ("/#/models/Parrot", "Chat", "#draft"),
         ("/#/models/Wage", "Try it", "#data-0"),
     ):
         await browser.open(address, tab)
@@ -461,10 +430,6 @@ async def test_no_view_has_a_violation_that_axe_finds(browser: Browser) -> None:
         if tab == "Simulator":
             await browser.press("Check")
             await page.wait_for_selector("text=differs from central differences")
-        if tab == "Chat":
-            await page.fill("#draft", "hello")
-            await browser.press("Send")
-            await page.get_by_text("Probabilities").click()
         if tab == "Try it":
             await browser.press("Run")
             await page.wait_for_selector("section.output")

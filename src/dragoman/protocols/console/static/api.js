@@ -7,7 +7,7 @@ export const storedKey = () => sessionStorage.getItem(KEY) ?? "";
 
 export function storeKey(key) {
   if (key) sessionStorage.setItem(KEY, key);
-  else sessionStorage.removeItem(KEY);
+  else sessionStorage.clear(); // with the key, also the chats
 }
 
 export class ApiError extends Error {

@@ -1,126 +1,182 @@
-// Chat and completion with a text model: tokens as they come, their rate, seed and finish reason.
-import { events } from "./api.js";
-import { html, useRef, useState } from "./html.js";
-import { parseChat, parseCompletion, Tokens, TokenTable } from "./tokens.js";
+// The chat with a text model: the conversation, and below it the box for the next message. Without a chat template, the
+// same for completions of a text.
+import { Composer } from "./chat_composer.js";
+import { dataUrl } from "./chat_images.js";
+import { Message } from "./chat_message.js";
+import { loadConversation, saveConversation } from "./chat_storage.js";
+import { defaultsOf, requestOf, respond } from "./chat_stream.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 
-const FIELDS = [
-  ["max_tokens", "max tokens", 256, { min: 1, step: 1 }],
-  ["temperature", "temperature", 0.7, { min: 0, step: 0.1 }],
-  ["top_p", "top p", 1, { min: 0, max: 1, step: 0.05 }],
-  ["seed", "seed", "", { step: 1, placeholder: "random" }],
+const END_PX = 4; // so near to its end the page follows an answer
+const QUESTIONS = [
+  "Explain what a gradient is, with an example from daily life.",
+  "Write a Python function that tests whether a word is a palindrome.",
+  "Make a table of the planets with their distance from the sun.",
 ];
+const BEGINNINGS = ["Once upon a time", "The three most important rules of good code are", "def fibonacci(n):"];
 
-const textOf = (message) => message.tokens.map((token) => token.text).join("");
-const randomSeed = () => crypto.getRandomValues(new Uint32Array(1))[0];
-
-// Times of a response as text. The rate is that after the first chunk.
-function describe({ started, first, last, tokens, first_tokens: early, usage, seed, reason }) {
-  const count = usage?.completion_tokens ?? tokens.length;
-  const seconds = (last - first) / 1000;
-  const found = [`${count} token${count === 1 ? "" : "s"}`];
-  if (first && count > early && seconds > 0) found.push(`${((count - early) / seconds).toFixed(1)} tokens/s`);
-  if (first) found.push(`first after ${(first - started).toFixed(0)} ms`);
-  found.push(`seed ${seed}`);
-  if (reason) found.push(`finished by ${reason}`);
-  return found.join(", ");
+// Scroll with the end of the page until the reader scrolls up; return whether it is followed, and a function that goes there.
+function useFollowedEnd(changes) {
+  const [isAtEnd, setAtEnd] = useState(true);
+  const follows = useRef(true);
+  const position = useRef(scrollY);
+  const toEnd = () => {
+    follows.current = true;
+    scrollTo(0, document.documentElement.scrollHeight);
+  };
+  useEffect(() => {
+    const scrolled = () => {
+      const end = document.documentElement.scrollHeight - innerHeight - END_PX;
+      if (scrollY >= end) follows.current = true;
+      else if (scrollY < position.current) follows.current = false;
+      position.current = scrollY;
+      setAtEnd(follows.current || scrollY >= end);
+    };
+    addEventListener("scroll", scrolled, { passive: true });
+    return () => removeEventListener("scroll", scrolled);
+  }, []);
+  useLayoutEffect(() => {
+    if (follows.current) toEnd();
+  }, changes);
+  return [isAtEnd, toEnd];
 }
 
-function Message({ role, tokens, facts }) {
-  return html`<div class=${`message ${role}`}><b>${role}</b><p><${Tokens} tokens=${tokens} /></p>
-    ${facts && html`<p class="facts">${facts}</p>`}
-    ${role === "assistant" && html`<${TokenTable} tokens=${tokens} />`}</div>`;
-}
-
-function requestOf(mode, name, values, history) {
-  const set = Object.entries(values).filter(([, value]) => value !== "");
-  const parameters = Object.fromEntries(set.map(([key, value]) => [key, Number(value)]));
-  if (parameters.seed !== undefined && !Number.isSafeInteger(parameters.seed)) {
-    throw new Error(`seed: expected an integer up to ${Number.MAX_SAFE_INTEGER}, got ${values.seed}`);
-  }
-  const common = { model: name, stream: true, stream_options: { include_usage: true }, seed: randomSeed(), ...parameters };
-  if (mode === "chat") {
-    const sent = history.map((message) => ({ role: message.role, content: textOf(message) }));
-    return ["/v1/chat/completions", { ...common, messages: sent, logprobs: true }, parseChat];
-  }
-  return ["/v1/completions", { ...common, prompt: textOf(history.at(-1)), logprobs: 1 }, parseCompletion];
-}
-
-// Yield what is known of a response whenever a chunk has come, and once at its end. Throws the server's error.
-async function* respond([path, body, parse], signal) {
-  const state = { started: performance.now(), first: 0, last: 0, tokens: [], first_tokens: 0, usage: null, seed: body.seed, reason: null };
-  try {
-    for await (const chunk of events(path, body, signal)) {
-      if (chunk.error) throw new Error(chunk.error.message ?? String(chunk.error));
-      const { tokens, reason } = parse(chunk);
-      state.usage = chunk.usage ?? state.usage;
-      state.reason = reason ?? state.reason;
-      if (tokens.length > 0) {
-        state.last = performance.now();
-        state.first ||= state.last;
-        state.first_tokens ||= tokens.length;
-        state.tokens.push(...tokens);
-      }
-      yield state;
-    }
-  } catch (error) {
-    if (error.name !== "AbortError") throw error;
-    state.reason = "stopped";
-    yield state;
-  }
-}
-
-function Settings({ mode, values, onMode, onValues, children }) {
-  return html`<div class="row chat-settings">
-    <label class="inline">mode <select value=${mode} onChange=${(e) => onMode(e.target.value)}>
-      <option value="chat">chat</option><option value="completion">completion</option></select></label>
-    ${FIELDS.map(([key, label, , limits]) => html`<label class="inline">${label} <input type="number" ...${limits}
-      value=${values[key]} onInput=${(e) => onValues({ ...values, [key]: e.target.value })} /></label>`)}
-    ${children}</div>`;
+function Welcome({ isChat, takesImages, onAsk }) {
+  return html`<div class="welcome"><h2>${isChat ? "What can I do for you?" : "Begin a text."}</h2>
+    <p class="note">${isChat ? "Ask something, or try one of these." : "The model continues it: it has no chat template, or the settings say so."}
+      ${takesImages && " Pictures too: drop, paste or choose one."}</p>
+    <div class="suggestions">${(isChat ? QUESTIONS : BEGINNINGS).map((text) => html`<button type="button" onClick=${() => onAsk(text)}>${text}</button>`)}</div></div>`;
 }
 
 export function Chat({ name, details }) {
-  const [mode, setMode] = useState(details.chat_template !== false ? "chat" : "completion");
-  const [messages, setMessages] = useState([]);
+  const [stored] = useState(() => loadConversation(name));
+  const [messages, setMessages] = useState(stored.messages);
+  const [settings, setSettings] = useState({ ...defaultsOf(details), ...stored.settings });
   const [draft, setDraft] = useState("");
-  const [values, setValues] = useState(Object.fromEntries(FIELDS.map(([key, , value]) => [key, value])));
+  const [images, setImages] = useState([]);
+  const [editing, setEditing] = useState(null); // the place of the question that the next message replaces
   const [problem, setProblem] = useState("");
   const [running, setRunning] = useState(null);
-  const stream = useRef(0);
+  const input = useRef(null);
+  const current = useRef({ messages, settings, running: null });
+  const { mode } = settings;
+  const [isAtEnd, toEnd] = useFollowedEnd([messages]);
 
-  async function submit(event) {
-    event.preventDefault();
-    const mine = ++stream.current;
-    const history = [...messages, { role: "user", tokens: [{ text: draft }] }];
-    const abort = new AbortController();
-    setMessages(history);
-    setDraft("");
-    setProblem("");
-    setRunning(abort);
+  const save = () => saveConversation(name, current.current);
+  const show = (shown) => setMessages((current.current.messages = shown));
+  const changeSettings = (changed) => {
+    setSettings((current.current.settings = changed));
+    save();
+  };
+  const run = (abort) => setRunning((current.current.running = abort));
+
+  useEffect(() => {
+    addEventListener("pagehide", save);
+    return () => {
+      removeEventListener("pagehide", save);
+      current.current.running?.abort();
+    };
+  }, []);
+  useEffect(() => {
+    if (!running) return undefined;
+    const stop = (event) => event.key === "Escape" && running.abort();
+    addEventListener("keydown", stop);
+    return () => removeEventListener("keydown", stop);
+  }, [running]);
+
+  // Ask for the answer to a conversation. Returns false if the settings are wrong.
+  function ask(history) {
+    let request;
     try {
-      for await (const state of respond(requestOf(mode, name, values, history), abort.signal)) {
-        if (mine !== stream.current) return;
-        if (state.tokens.length > 0 || state.reason) {
-          setMessages([...history, { role: "assistant", tokens: [...state.tokens], facts: describe(state) }]);
-        }
-      }
+      request = requestOf(name, details, settings, history);
+    } catch (error) {
+      setProblem(error.message);
+      return false;
+    }
+    setProblem("");
+    setEditing(null);
+    toEnd();
+    answer(request, history);
+    return true;
+  }
+
+  // Show an answer as it grows, once a frame.
+  async function answer(request, history) {
+    const abort = new AbortController();
+    run(abort);
+    let frame = 0;
+    let latest = null;
+    const showLatest = () => {
+      frame = 0;
+      if (current.current.running === abort) show([...history, { ...latest }]);
+    };
+    for await (const message of respond(request, abort.signal)) {
+      latest = message;
+      frame ||= requestAnimationFrame(showLatest);
+    }
+    cancelAnimationFrame(frame); // none come while the page is in the background
+    if (current.current.running !== abort) return; // a new chat has begun
+    showLatest();
+    run(null);
+    save();
+  }
+
+  function send(text, pictures = []) {
+    const history = editing === null ? messages : messages.slice(0, editing);
+    if (!ask([...history, { role: "user", text, images: pictures }])) return;
+    setDraft("");
+    setImages([]);
+  }
+
+  function edit(index) {
+    setEditing(index);
+    setDraft(messages[index].text);
+    setImages(messages[index].images);
+    input.current.focus();
+  }
+
+  function restart() {
+    current.current.running?.abort();
+    run(null);
+    show([]);
+    setEditing(null);
+    setProblem("");
+    save();
+    input.current.focus();
+  }
+
+  async function addImages(files) {
+    if (!details.vision) return setProblem(`${name} takes no pictures`);
+    try {
+      const added = await Promise.all([...files].map(dataUrl));
+      setImages((before) => [...before, ...added]);
+      setProblem("");
     } catch (error) {
       setProblem(error.message);
     }
-    if (mine === stream.current) setRunning(null);
+    return input.current.focus();
   }
 
-  const keys = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) event.currentTarget.form.requestSubmit(), event.preventDefault();
+  const drop = (event) => {
+    if (event.dataTransfer.files.length === 0) return;
+    event.preventDefault();
+    addImages(event.dataTransfer.files);
   };
-  return html`<${Settings} mode=${mode} values=${values} onMode=${setMode} onValues=${setValues}>
-      <button onClick=${() => setMessages([])} disabled=${running !== null || messages.length === 0}>New</button></${Settings}>
-    <div class="messages" aria-live="polite" aria-busy=${running !== null}>${messages.map((message) => html`<${Message} ...${message} />`)}</div>
-    ${problem && html`<p class="error" role="alert">${problem}</p>`}
-    <form onSubmit=${submit}>
-      <label for="draft">${mode === "chat" ? "message" : "prompt"}</label>
-      <textarea id="draft" rows="3" value=${draft} onInput=${(e) => setDraft(e.target.value)} onKeyDown=${keys} required></textarea>
-      ${running
-        ? html`<button type="button" onClick=${() => running.abort()}>Stop</button>`
-        : html`<button class="primary">Send</button>`}
-    </form>`;
+  const last = messages.length - 1;
+  const lastQuestion = messages.findLastIndex(({ role }) => role === "user");
+  return html`<div class="chat" onDrop=${drop} onDragOver=${(event) => event.preventDefault()}>
+    <div class="messages" role="log" aria-label="Conversation" aria-live="polite" aria-busy=${running !== null}>
+      ${messages.map((message, i) => html`<${Message} message=${message} isMarkdown=${mode === "chat"} showsTokens=${settings.probabilities}
+        isRunning=${running !== null && i === last} isReplaced=${editing !== null && i >= editing}
+        onRetry=${!running && i === last ? () => ask(messages.slice(0, i)) : null}
+        onEdit=${!running && i === lastQuestion ? () => edit(i) : null}
+        onResults=${!running && i === last ? (results) => ask([...messages, ...results]) : null} />`)}
+    </div>
+    ${messages.length === 0 && html`<${Welcome} isChat=${mode === "chat"} takesImages=${details.vision} onAsk=${(text) => send(text)} />`}
+    <${Composer} input=${input} mode=${mode} details=${details} draft=${draft} images=${images} settings=${settings} problem=${problem}
+      isRunning=${running !== null} isEditing=${editing !== null} isEmpty=${messages.length === 0} isAtEnd=${isAtEnd}
+      onDraft=${setDraft} onImages=${setImages} onFiles=${addImages} onSettings=${changeSettings} onSend=${() => send(draft, images)}
+      onStop=${() => running.abort()} onNew=${restart} onEnd=${toEnd}
+      onCancel=${() => (setEditing(null), setDraft(""), setImages([]))} />
+  </div>`;
 }

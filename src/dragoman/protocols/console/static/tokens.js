@@ -24,22 +24,3 @@ export function TokenTable({ tokens }) {
       <tbody>${known.slice(0, MAX_LISTED).map(({ text, logprob }) => html`<tr><td><code>${JSON.stringify(text)}</code></td>
         <td>${probability(logprob).toPrecision(3)}</td><td>${logprob.toFixed(3)}</td></tr>`)}</tbody></table></div></details>`;
 }
-
-// The tokens of a chunk of a chat, and its finish reason.
-export function parseChat(chunk) {
-  const choice = chunk.choices?.[0];
-  if (!choice) return { tokens: [], reason: null };
-  const listed = choice.logprobs?.content;
-  const text = choice.delta?.content ?? "";
-  const isSame = listed?.length && listed.map((t) => t.token).join("") === text;
-  if (isSame) return { tokens: listed.map((t) => ({ text: t.token, logprob: t.logprob })), reason: choice.finish_reason };
-  return { tokens: text ? [{ text, logprob: listed?.[0]?.logprob }] : [], reason: choice.finish_reason };
-}
-
-// The same of a completion.
-export function parseCompletion(chunk) {
-  const choice = chunk.choices?.[0];
-  if (!choice) return { tokens: [], reason: null };
-  const logprob = choice.logprobs?.token_logprobs?.[0];
-  return { tokens: choice.text ? [{ text: choice.text, logprob }] : [], reason: choice.finish_reason };
-}
