@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dragoman.cli.connection import KEY_HELP, ServerConnection, add_connection_arguments
-from dragoman.cli.models import describe_tensor
-from dragoman.cli.terminal import colour_text, escape_controls, printable, table
+from dragoman.cli.models import ModelPage, describe_tensor
+from dragoman.cli.terminal import printable, table
 from dragoman.core.errors import InvalidInput, ServerError
 from dragoman.core.options import suggestion
 
@@ -15,7 +15,8 @@ _EPILOG = f"""\
 VALUE:
   32,212                 numbers; they get the shape that the model declares, if they fill it
   '[[1, 2], [3, 4]]'     JSON
-  photo.npy, data.csv, data.json   a file; a CSV file may have a header
+  photo.npy, data.json             a file
+  data.csv, data.csv:age,height    a table (csv, tsv, parquet) with a row on each line, or some of its columns
   any other text         text, for a model that expects it
 Without NAME= the value is for the only input of the model; put -- before values that begin with -.
 --data has all inputs at once: JSON, or a file, or - for standard input; a CSV file has a column for each input, or all
@@ -26,13 +27,14 @@ examples:
   dragoman infer http://127.0.0.1:8080 celsius 32,212
   dragoman infer http://127.0.0.1:8080 iris X=5.1,3.5,1.4,0.2
   dragoman infer grpc://127.0.0.1:8081 iris --data flowers.csv --output label --json
+  dragoman infer http://127.0.0.1:8080 iris X=flowers.csv:sepal_length,sepal_width,petal_length,petal_width
+  dragoman infer http://127.0.0.1:8080 iris --data flowers.csv --format csv > labels.csv
   dragoman infer http://127.0.0.1:8080 iris              shows the inputs of the model
   dragoman infer http://127.0.0.1:8080 iris --example    sends an example that the model answers
 
 Exit status: 0 success, 1 if the model fails, 2 if the request is invalid or the server cannot be reached.
 """
-# Rows of an output that a terminal shows.
-_MAX_ROWS = 20
+_FORMATS = ("table", "json", "csv", "npy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--example", action="store_true", help="send an example that the model answers")
     add("--version", default="", metavar="V", help="version of the model")
     add("--output", action="append", metavar="NAME", help="an output to return (default: all); may be repeated")
+    add("--format", choices=_FORMATS, default="table", help="table with class names, or exact values (default: table)")
     add("--parameters", default="{}", metavar="JSON", help="parameters of the request")
     add("--stream", action="store_true", help="print the responses of a streaming model as they arrive")
     add_connection_arguments(parser, timeout_s=60.0)
@@ -58,19 +61,23 @@ def run(arguments: argparse.Namespace) -> int:
     from dragoman.cli.input_values import examples, missing_inputs, parse_inputs, parse_json
 
     parameters = parse_json(arguments.parameters, dict, "--parameters")
+    if arguments.json:
+        arguments.format = "json"
+    if arguments.stream and arguments.format in ("csv", "npy"):
+        raise InvalidInput(f"--stream: expected --format table or json, got {arguments.format}")
     connection = ServerConnection.of(arguments, arguments.url)
     with connection.client() as client, connection.suggesting(arguments.model):
         signature = client.metadata(arguments.model, arguments.version).signature
+        about = ModelPage(connection, arguments.model, arguments.version)
         if not arguments.values and arguments.data is None and not arguments.example:
             print("\n".join(_usage(arguments, signature)))
             return 2
         if arguments.example:
-            return _try_examples(
-                client, arguments, examples(connection, arguments.model, arguments.version, signature), parameters
-            )
+            candidates = examples(connection, arguments.model, arguments.version, signature)
+            return _try_examples(client, arguments, candidates, parameters, about)
         inputs = parse_inputs(arguments.values, arguments.data, signature)
         try:
-            _infer(client, arguments, inputs, parameters)
+            _infer(client, arguments, inputs, parameters, about)
         except InvalidInput as error:
             missing = missing_inputs(inputs, signature)
             hint = f"; not given: {missing}" if missing else ""
@@ -88,24 +95,33 @@ def _output_hint(arguments: argparse.Namespace, error: InvalidInput, signature: 
     return suggestion(wrong, known) if wrong else ""
 
 
-def _infer(client: Any, arguments: argparse.Namespace, inputs: Any, parameters: Mapping[str, Any]) -> None:
+def _infer(
+    client: Any, arguments: argparse.Namespace, inputs: Any, parameters: Mapping[str, Any], about: ModelPage
+) -> None:
     """Send a request and print its outputs."""
+    from dragoman.cli.output_values import print_result
+
     options: Any = {"version": arguments.version, "outputs": arguments.output, "parameters": parameters}
     if arguments.stream:
-        for result in client.stream(arguments.model, inputs, **options):
-            _print(result, as_json=arguments.json)
+        results = client.stream(arguments.model, inputs, **options)
     else:
-        _print(client.infer(arguments.model, inputs, **options), as_json=arguments.json)
+        results = [client.infer(arguments.model, inputs, **options)]
+    for result in results:
+        print_result(result, arguments.format, about.labels if arguments.format == "table" else {})
 
 
 def _try_examples(
-    client: Any, arguments: argparse.Namespace, candidates: Iterator[Any], parameters: Mapping[str, Any]
+    client: Any,
+    arguments: argparse.Namespace,
+    candidates: Iterator[Any],
+    parameters: Mapping[str, Any],
+    about: ModelPage,
 ) -> int:
     """Send examples until one is answered; return the exit status. Raises the first InvalidInput if none is."""
     first: InvalidInput | ServerError | None = None
     for inputs in candidates:
         try:
-            _infer(client, arguments, inputs, parameters)
+            _infer(client, arguments, inputs, parameters, about)
         except (InvalidInput, ServerError) as error:
             first = first or error
         else:
@@ -125,46 +141,3 @@ def _usage(arguments: argparse.Namespace, signature: Any) -> Iterator[str]:
     yield ""
     names = " ".join(f"{spec.name}=..." for spec in signature.inputs) or "NAME=..."
     yield printable(f"expected values: dragoman infer {arguments.url} {arguments.model} {names}, or --example")
-
-
-def _print(result: Any, *, as_json: bool) -> None:
-    if as_json:
-        print(escape_controls(result.response.to_json().decode()), flush=True)
-    else:
-        print("\n".join(_lines(result)), flush=True)
-
-
-def _lines(result: Any) -> Iterator[str]:
-    """Yield a table if the outputs are columns of equal length, else the array of each output."""
-    columns = _columns(result.response.tensors)
-    if columns:
-        rows = list(zip(*columns.values(), strict=True))
-        yield from table([list(columns), *rows[:_MAX_ROWS]])
-        if len(rows) > _MAX_ROWS:
-            yield colour_text(f"... {len(rows) - _MAX_ROWS} more rows; --json prints all", "2", sys.stdout)
-        return
-    for name, tensor in result.response.tensors.items():
-        shape = ",".join(map(str, tensor.shape))
-        yield colour_text(f"{printable(name)}  {tensor.datatype}[{shape}]", "1", sys.stdout)
-        yield printable(str(tensor.data))
-
-
-def _columns(tensors: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """Return cells by column, one for each element of a row; none if the outputs have no such form."""
-    lengths = {tensor.shape[0] if tensor.shape else -1 for tensor in tensors.values()}
-    if len(lengths) != 1 or any(len(t.shape) > 2 or (len(t.shape) == 2 and t.shape[1] > 8) for t in tensors.values()):
-        return {}
-    columns: dict[str, Sequence[str]] = {}
-    for name, tensor in tensors.items():
-        if len(tensor.shape) == 1:
-            columns[name] = [_cell(value) for value in tensor.data]
-        elif tensor.shape:
-            for i in range(tensor.shape[1]):
-                columns[f"{name}[{i}]"] = [_cell(value) for value in tensor.data[:, i]]
-    return columns
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    return f"{value:.6g}" if hasattr(value, "dtype") and value.dtype.kind == "f" else str(value)

@@ -1,6 +1,5 @@
 """Inputs of a model from words of a command line, JSON, and files of NumPy, CSV and JSON."""
 
-import csv
 import io
 import json
 import math
@@ -15,6 +14,7 @@ import numpy as np
 
 from dragoman.cli.connection import ServerConnection
 from dragoman.cli.models import describe_tensor
+from dragoman.cli.table_files import TABLE_SUFFIXES, Table, read_table, split_columns
 from dragoman.core import documents
 from dragoman.core.datatypes import BYTES, datatype
 from dragoman.core.errors import DragomanError, InvalidInput
@@ -24,7 +24,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.formats.message import InferenceRequest
 
-_SUFFIXES = (".npy", ".csv", ".json")
+_SUFFIXES = (".npy", ".json", *TABLE_SUFFIXES)
 
 
 def parse_json(text: str, kind: type, flag: str) -> Any:
@@ -161,7 +161,7 @@ def _element(value: Any, spec: TensorSpec) -> Any:
 
 def _parse(text: str, spec: TensorSpec) -> Any:
     """Return the value of a word: the content of a file, JSON, numbers, or text."""
-    if text.endswith(_SUFFIXES):
+    if split_columns(text)[0].lower().endswith(_SUFFIXES):
         return _read_file(text, spec)
     if spec.datatype is BYTES and not text.startswith(("[", '"')):
         return [text]
@@ -231,15 +231,20 @@ def _read_data(data: str, signature: Signature) -> Any:
         return _from_json(sys.stdin.read(), "standard input", signature)
     if data.lstrip().startswith(("{", "[")):
         return _from_json(data, "--data", signature)
-    if not data.endswith(_SUFFIXES):
+    path, columns = split_columns(data)
+    if not path.lower().endswith(_SUFFIXES):
         raise InvalidInput(f"--data: expected JSON, -, or a file ({', '.join(_SUFFIXES)}), got '{data}'")
-    names = [spec.name for spec in signature.inputs]
-    if data.endswith(".json"):
-        return _from_json(_bytes(data).decode(errors="replace"), data, signature)
-    if data.endswith(".csv"):
-        header, rows = _read_csv(data, names)
-        if header and (len(names) != 1 or names[0] in header):
-            return {name: [row[i] for row in rows] for i, name in enumerate(header)}
+    specs = {spec.name: spec for spec in signature.inputs}
+    names = list(specs)
+    if path.endswith(".json"):
+        return _from_json(_bytes(path).decode(errors="replace"), path, signature)
+    if path.lower().endswith(TABLE_SUFFIXES):
+        table = read_table(path, columns or names, _is_number)
+        table = table.select(columns) if columns else table
+        if table.header and (len(names) != 1 or names[0] in table.header):
+            known = {name: specs.get(name, TensorSpec(name)) for name in table.header}
+            _check_names(known, signature)
+            return {name: _cells(table.select([name]), spec) for name, spec in known.items()}
     return {_only(names): _read_file(data, signature.inputs[0])}
 
 
@@ -267,24 +272,27 @@ def _read_file(path: str, spec: TensorSpec) -> Any:
             raise InvalidInput(f"'{path}' is not an array of numbers in NumPy's format, or is truncated") from error
     if path.endswith(".json"):
         return parse_json(_bytes(path).decode(errors="replace"), list, path)
-    _, rows = _read_csv(path, [spec.name])
-    is_column = all(len(row) == 1 for row in rows)
-    return [row[0] for row in rows] if is_column else rows
+    path, columns = split_columns(path)
+    table = read_table(path, columns or [spec.name], _is_number)
+    return _cells(table.select(columns) if columns else table, spec)
 
 
-def _read_csv(path: str, names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the other rows.
+def _cells(table: Table, spec: TensorSpec) -> list[Any]:
+    """Return the values of a table for an input: a list if it has one column, else a list of rows.
 
-    The first row is a header if it names an input, or if it has text only and the others have numbers.
+    Raises InvalidInput that names the line and the column of a value that is missing or of another type.
     """
-    rows = [row for row in csv.reader(io.StringIO(_bytes(path).decode("utf-8-sig", "replace"))) if row]
-    if len({len(row) for row in rows}) > 1:
-        raise InvalidInput(f"'{path}': expected rows of equal lengths")
-    first, others = rows[:1], rows[1:]
-    is_text = not any(_is_number(cell) for row in first for cell in row)
-    has_numbers = any(_is_number(cell) for row in others for cell in row)
-    has_header = any(name in row for row in first for name in names) or (is_text and has_numbers)
-    return (rows[0], others) if rows and has_header else ([], rows)
+    rows: list[list[Any]] = []
+    for i, row in enumerate(table.rows):
+        rows.append([])
+        for j, cell in enumerate(row):
+            if cell is None or (cell == "" and spec.datatype is not BYTES):
+                raise InvalidInput(f"{table.place(i, j)}: no value; expected {spec.datatype or 'a value'}")
+            try:
+                rows[-1].append(_element(cell, spec))
+            except InvalidInput as error:
+                raise InvalidInput(f"{table.place(i, j)}: {error.message}") from error
+    return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows
 
 
 def _is_number(cell: str) -> bool:

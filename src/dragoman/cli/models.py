@@ -2,11 +2,14 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
+from urllib.parse import quote
 
 from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, ServerConnection, add_connection_arguments
 from dragoman.cli.terminal import table
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import DragomanError, ModelNotFound, NotSupported
 from dragoman.core.signature import TensorSpec
 
@@ -47,6 +50,41 @@ def run(arguments: argparse.Namespace) -> int:
         header = ("model", "versions", "platform", "state", "inputs", "outputs")
         print("\n".join(table([header, *map(_row, models)])))
     return 0 if all(model["ready"] for model in models) else 1
+
+
+class ModelPage:
+    """What a model says of itself in the console: class names and examples; nothing of servers that have none.
+
+    It is read when it is first needed, over HTTP.
+    """
+
+    def __init__(self, connection: ServerConnection, model: str, version: str) -> None:
+        self._connection = connection
+        version = f"/versions/{quote(version, safe='')}" if version else ""
+        self._path = f"/console/models/{quote(model, safe='')}{version}"
+
+    @cached_property
+    def _content(self) -> Mapping[str, Any]:
+        try:
+            with self._connection.open(self._path) as response:
+                content: Mapping[str, Any] = parse_json(response.read())
+        except (DragomanError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Return the class names by output and index."""
+        labels = self._content.get("labels")
+        return {k: v for k, v in labels.items() if isinstance(v, list)} if isinstance(labels, dict) else {}
+
+    def example_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an input in the example that the model answers; () if it has none."""
+        try:
+            found = next(each for each in self._content["examples"][0]["inputs"] if each["name"] == name)
+            return tuple(map(int, found["shape"]))
+        except (LookupError, TypeError, ValueError, StopIteration):
+            return ()
 
 
 def _names(client: Any) -> list[str]:

@@ -1,0 +1,200 @@
+"""`dragoman infer` with tables, and its outputs as a table with class names, CSV and NumPy's format."""
+
+import asyncio
+import io
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import dragoman
+from dragoman import BYTES, FP32, FP64, INT64, Infer, Server, TensorSpec
+from dragoman.cli import main
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Both(dragoman.Model):
+    """Return its inputs: a matrix of two columns, and text."""
+
+    placement = "inline"
+    inputs = (TensorSpec("x", FP64, (-1, 2)), TensorSpec("n", INT64, (-1,)), TensorSpec("t", BYTES, (-1,)))
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return dict(call.inputs)
+
+
+class Pair(dragoman.Model):
+    placement = "inline"
+    inputs = (TensorSpec("x", FP64, (-1, 2)),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return dict(call.inputs)
+
+
+class Scores(dragoman.Model):
+    """Scores of seven classes; the number of the class that the input names has the highest."""
+
+    placement = "inline"
+    inputs = (TensorSpec("which", INT64, (-1,)),)
+    outputs = (TensorSpec("scores", FP32, (-1, 7)), TensorSpec("class", INT64, (-1,)))
+
+    def class_labels(self) -> Mapping[str, Sequence[str]]:
+        names = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]
+        return {"scores": names, "class": names}
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        which = call.inputs["which"].data
+        scores = np.full((len(which), 7), 0.01, np.float32) + np.arange(7, dtype=np.float32) / 1000
+        scores[np.arange(len(which)), which] = 0.9
+        return {"scores": scores, "class": which}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[Server]:
+    async with Server(Both, Pair, Scores, http_port=0, grpc_port=-1) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def run(*arguments: str) -> int:
+    """Run a command in a thread, because the server runs in this event loop."""
+    return await asyncio.to_thread(main, arguments)
+
+
+async def infer(capsys: pytest.CaptureFixture[str], server: Server, *words: str) -> dict[str, Any]:
+    """Return shape and data of the outputs."""
+    assert await run("infer", server.http_url, *words, "--json") == 0, capsys.readouterr().err
+    outputs = json.loads(capsys.readouterr().out)["outputs"]
+    return {each["name"]: (each["shape"], each["data"]) for each in outputs}
+
+
+TABLE = "id,b,a,name\n9007199254740993,0.1,1,x\n-2,1e-300,2,\n"
+
+
+async def test_columns_of_a_table(server: Server, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "d.csv").write_text(TABLE)
+    found = await infer(capsys, server, "Both", "x=d.csv:a,b", "n=d.csv:id", "t=d.csv:name")
+    assert found == {
+        "x": ([2, 2], [1.0, 0.1, 2.0, 1e-300]),
+        "n": ([2], [9007199254740993, -2]),
+        "t": ([2], ["x", ""]),
+    }
+    assert await infer(capsys, server, "Pair", "--data", "d.csv:a,b") == {"x": ([2, 2], [1.0, 0.1, 2.0, 1e-300])}
+    (folder / "plain.csv").write_text("1;2;3\n4;5;6\n")  # no header: columns by their numbers
+    assert await infer(capsys, server, "Pair", "plain.csv:3,1") == {"x": ([2, 2], [3.0, 1.0, 6.0, 4.0])}
+    (folder / "d.tsv").write_text('"a, b"\tc\n1\t2\n')
+    assert await infer(capsys, server, "Pair", 'd.tsv:c,"a, b"') == {"x": ([1, 2], [2.0, 1.0])}
+
+
+async def test_a_table_whose_header_has_the_inputs(
+    server: Server, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "d.csv").write_text("n,t\n1,a\n\n2,b\n")
+    found = await infer(capsys, server, "Both", "--data", "d.csv", "x=1,2,3,4")
+    assert (found["n"], found["t"]) == (([2], [1, 2]), ([2], ["a", "b"]))
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "message"),
+    [
+        ("a,b\n1,2\n3,\n", ["x=d.csv:a,b"], "'d.csv', line 3, column 'b': no value; expected FP64"),
+        ('a,b\n"1\n",2\n3,x\n', ["d.csv"], "'d.csv', line 4, column 'b': expected FP64, got 'x'"),
+        ("a,b\n1,2\n3,x\n", ["d.csv"], "'d.csv', line 3, column 'b': expected FP64, got 'x'"),
+        ("a,b\n1,2\n\n3\n", ["d.csv"], "'d.csv', line 4: expected 2 columns as in line 1, got 1"),
+        ("a,b\n1,2\n", ["d.csv:a,bb"], "'d.csv' has no column 'bb'; did you mean 'b'?"),
+        ("a,b\n1,2\n", ["d.csv:a,zz"], "'d.csv' has no column 'zz'; expected a, b"),
+        ("a,a\n1,2\n", ["d.csv:a,a"], "'d.csv' has 2 columns 'a'"),
+        ("1,2\n", ["d.csv:3,1"], "'d.csv' has no column '3'; expected 1, 2"),
+        ("a,b\n1,1e400\n", ["d.csv"], "'d.csv', line 2, column 'b': expected a number within 1.8e308"),
+        ("x,y\n1,2\n", ["--data", "d.csv"], "the model has no input 'y'"),
+        (f"a,b\n1,{'9' * 200_000}\n", ["d.csv"], "'d.csv', line 2: field larger than field limit"),
+    ],
+    ids=["missing", "quoted", "text", "ragged", "near", "unknown", "twice", "number", "large", "input", "long"],
+)
+async def test_wrong_tables_name_the_line(
+    server: Server, folder: Path, content: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "d.csv").write_text(content)
+    assert await run("infer", server.http_url, "Pair", *words) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+async def test_a_parquet_file(server: Server, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2], "b": [0.1, 0.2], "id": pandas.array([2**53 + 1, None], "Int64")})
+    try:
+        frame.to_parquet(folder / "d.parquet")
+    except ImportError:
+        (folder / "d.parquet").write_bytes(b"PAR1")
+        assert await run("infer", server.http_url, "Pair", "d.parquet:a,b") == 2
+        assert "pip install pandas pyarrow" in capsys.readouterr().err
+        return
+    assert await infer(capsys, server, "Pair", "d.parquet:a,b") == {"x": ([2, 2], [1.0, 0.1, 2.0, 0.2])}
+    assert await run("infer", server.http_url, "Both", "n=d.parquet:id") == 2
+    assert "'d.parquet', row 2, column 'id': no value; expected INT64" in capsys.readouterr().err
+
+
+# --- outputs ---------------------------------------------------------------------------------------------------------
+
+
+async def test_scores_with_class_names(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", server.http_url, "Scores", "2") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "scores  FP32[1,7]",
+        *["  cat  0.9", "  gnu  0.016", "  fox  0.015", "  eel  0.014", "  dog  0.013"],
+        "class  INT64[1]",
+        "2 (cat)",
+    ]
+    assert await run("infer", server.http_url, "Scores", "2,0") == 0
+    assert [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()] == [
+        "class",
+        "2 (cat)",
+        "0 (ant)",
+    ]
+    assert await run("infer", server.http_url, "Scores", "2,0", "--output", "scores") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "scores",
+        "cat 0.9, gnu 0.016, fox 0.015, eel 0.014, dog 0.013",
+        "ant 0.9, gnu 0.016, fox 0.015, eel 0.014, dog 0.013",
+    ]
+
+
+async def test_outputs_as_csv_are_exact(server: Server, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["x=0.1,1e-300,2,3", "n=9007199254740993,-1", 't=["a,b", "c"]']
+    assert await run("infer", server.http_url, "Both", *words, "--format", "csv") == 0
+    text = capsys.readouterr().out
+    assert text == '"x[0]","x[1]",n,t\n'.replace('"', "") + '0.1,1e-300,9007199254740993,"a,b"\n2.0,3.0,-1,c\n'
+    (folder / "again.csv").write_text(text)
+    assert await infer(capsys, server, "Both", *words[1:], "x=again.csv:x[0],x[1]") == {
+        "x": ([2, 2], [0.1, 1e-300, 2.0, 3.0]),
+        "n": ([2], [9007199254740993, -1]),
+        "t": ([2], ["a,b", "c"]),
+    }
+
+
+async def test_an_output_in_the_format_of_numpy(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await run("infer", server.http_url, "Both", "x=1,2", "n=1", "t=a", "--format", "npy") == 2
+    assert "expected one output, got x, n, t; choose one with --output NAME" in capsys.readouterr().err
+    assert await run("infer", server.http_url, "Both", "x=1,2", "n=1", "t=a", "--format", "npy", "--output", "t") == 2
+    assert "the output is text" in capsys.readouterr().err
+    file = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, write_through=True))
+    assert await run("infer", server.http_url, "Scores", "2", "--format", "npy", "--output", "scores") == 0
+    sys.stdout.flush()
+    array = np.load(io.BytesIO(file.getvalue()), allow_pickle=False)
+    assert (array.dtype, array.shape, array[0, 2]) == (np.float32, (1, 7), np.float32(0.9))
