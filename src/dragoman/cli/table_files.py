@@ -60,7 +60,7 @@ def read_table(path: str, names: Sequence[str], is_number: Callable[[str], bool]
     """Return the table in a file. Raises InvalidInput if it cannot be read, or a line has another number of columns.
 
     The first line of a CSV file is a header if it has one of the names, or if it is text only and others have numbers.
-    Columns are separated by commas, or by tabs or semicolons if the first line has no comma.
+    Columns are separated by commas, or by tabs or semicolons if the first line has no comma; those of a .tsv by tabs.
     """
     if path.lower().endswith(".parquet"):
         return _read_parquet(path)
@@ -69,7 +69,8 @@ def read_table(path: str, names: Sequence[str], is_number: Callable[[str], bool]
     except OSError as error:
         raise InvalidInput(f"'{path}' cannot be read: {error.strerror}") from error
     start = text.partition("\n")[0]
-    delimiter = next((each for each in ",\t;" if each in start), ",")
+    separators = "\t" if path.lower().endswith(".tsv") else ",\t;"
+    delimiter = next((each for each in separators if each in start), ",")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     rows: list[list[str]] = []
     numbers: list[int] = []
