@@ -1,5 +1,6 @@
 """Kinds, class names and descriptions that model files and the files beside them hold."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+import dragoman
 from dragoman.core.calls import Describe, ModelDescription, Request
 from dragoman.core.kinds import kind_of
 from dragoman.engine.engine import Engine
@@ -171,6 +173,28 @@ async def test_the_classification_extension_has_the_same_names(
         assert await classes(server, "animals") == expected
         about = (await server.request("GET", "/console/models/animals")).json
     assert about["labels"] == {"output0": [*NAMES]}
+
+
+class Softmax(dragoman.Model):
+    """Probabilities, as the file of a network without names returns them."""
+
+    inputs = (dragoman.TensorSpec("x", dragoman.FP32, (-1, 3)),)
+    outputs = (dragoman.TensorSpec("y", dragoman.FP32, (-1, 3)),)
+    platform = "tests"
+
+    def infer(self, call: dragoman.Infer) -> Any:
+        powers = np.exp(call.inputs["x"].data)
+        return {"y": powers / powers.sum(axis=1, keepdims=True) * self.spec.parameters.get("sum", 1)}
+
+
+@pytest.mark.parametrize(("total", "kind"), [(1.0, "classifier"), (1.01, "model"), (-1.0, "model")])
+async def test_the_answer_to_the_trial_shows_probabilities(total: float, kind: str) -> None:
+    class Scaled(Softmax):
+        def load(self) -> None:
+            self.spec = dataclasses.replace(self.spec, parameters={"sum": total})
+
+    async with serving(Scaled) as server:
+        assert (await server.request("GET", "/console/models/Scaled")).json["kind"] == kind
 
 
 async def test_examples_of_a_file_have_their_ids_as_names(tmp_path: Path) -> None:

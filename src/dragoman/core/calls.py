@@ -212,7 +212,8 @@ class ModelDescription(msgspec.Struct, frozen=True):
     example: inputs of a request that it has answered when it was loaded, None if there is none. answered_no_example: it
     was tried with examples, and has answered none.
     kind: what it says that it is for, see `kind_of`. description: a line about it, "" for none.
-    examples: requests that the model ships, by their names.
+    examples: requests that the model ships, by their names. distributions: outputs that were probabilities of classes,
+    which sum to 1, when it answered its example.
     """
 
     name: str
@@ -236,6 +237,7 @@ class ModelDescription(msgspec.Struct, frozen=True):
     kind: str = ""
     description: str = ""
     examples: Mapping[str, Tensors] = msgspec.field(default_factory=dict)
+    distributions: frozenset[str] = frozenset()
 
 
 class BatchStatistics(msgspec.Struct, frozen=True):

@@ -17,6 +17,8 @@ MAX_ELEMENTS = 1 << 22
 # Shapes of an input of unknown rank, as functions of a size: a table, a picture, a vector.
 _RANKS: Sequence[Shape] = ((-1, -1), (-1, 3, -1, -1), (-1,))
 _TEXT = b"text"
+SAMPLE_RATE = 16_000  # Hz
+_RATES = frozenset({"sr", "sample_rate", "sampling_rate"})
 
 
 def example_inputs(signature: Signature) -> Iterator[dict[str, Tensor]]:
@@ -35,7 +37,12 @@ def example_inputs(signature: Signature) -> Iterator[dict[str, Tensor]]:
     for value in (1, 0) if has_integers else (1,):
         for each in shapes:
             filled = zip(specs, datatypes, each, strict=True)
-            yield {spec.name: full(datatype, shape, value) for spec, datatype, shape in filled}
+            yield {spec.name: full(datatype, shape, _value(spec, shape, value)) for spec, datatype, shape in filled}
+
+
+def _value(spec: TensorSpec, shape: Shape, value: int) -> int:
+    """Return the value of the elements of an input: a rate that is given to models of sounds, else the one tried."""
+    return SAMPLE_RATE if math.prod(shape) == 1 and spec.name.lower() in _RATES else value
 
 
 def model_example(model: ModelDescription) -> Tensors | None:

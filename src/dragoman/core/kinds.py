@@ -11,8 +11,8 @@ UNKNOWN = "model"
 KINDS = frozenset(
     {
         "audio", "chat", "classifier", "clustering", "completion", "detector", "embeddings", "ensemble", "function",
-        "graph", "image", "outliers", "preprocessor", "regressor", "rerank", "segmentation", "simulator", "speech",
-        "text", UNKNOWN,
+        "graph", "image", "ocr", "outliers", "preprocessor", "regressor", "rerank", "segmentation", "simulator",
+        "speech", "text", UNKNOWN,
     }
 )  # fmt: skip
 
@@ -65,8 +65,9 @@ _SCORES = frozenset({"predict_proba", "probabilities", "output_probability", "cl
 _VECTORS = frozenset({"embedding", "embeddings", "sentence_embedding", "text_embeds", "image_embeds", "pooler_output"})
 _TOKENS = frozenset({"input_ids"})
 _HIDDEN = frozenset({"last_hidden_state", "token_embeddings"})
-_SOUNDS = frozenset({"audio", "input_values", "samples", "waveform", "wav"})
+_SOUNDS = frozenset({"audio", "input_values", "samples", "speech", "voice", "wav", "waveform"})
 _RATES = frozenset({"sr", "rate", "sample_rate", "sampling_rate"})
+_MIN_SAMPLES = 8000  # of a sound in one channel; a table has no such axis beside its rows
 
 
 def kind_of(model: ModelDescription) -> str:
@@ -115,13 +116,29 @@ def _of_tensors(model: ModelDescription) -> str:
     is_picture = any(_is_picture(spec) for spec in inputs)
     if names & _BOXES or (is_picture and any(_is_candidates(spec, model) for spec in outputs)):
         return "segmentation" if any("mask" in name or "proto" in name for name in names) else "detector"
-    if names & _SCORES or any(spec.name in model.labels for spec in outputs):
-        return "classifier"
     if names & _VECTORS or (given & _TOKENS and names & _HIDDEN):
         return "embeddings"
     if is_picture and any(_is_map(spec, inputs) for spec in outputs):
         return "image" if any(_colors(spec.shape) == 3 for spec in outputs) else "segmentation"
-    return "audio" if given & _SOUNDS or (given & _RATES and len(inputs) > 1) else ""
+    if any(_is_line_of_text(spec) for spec in inputs) and [len(spec.shape or ()) for spec in outputs] == [3]:
+        return "ocr"
+    if any(map(_is_sound, inputs)) or (given & _RATES and len(inputs) > 1) or any(map(_words_of_sound, names)):
+        return "audio"
+    return "text" if given & _TOKENS and "logits" in names and not _has_scores(model) else ""
+
+
+def _of_scores(model: ModelDescription) -> str:
+    return "classifier" if _has_scores(model) else ""
+
+
+def _has_scores(model: ModelDescription) -> bool:
+    """Return whether an output is a probability for each class: by its name, its labels, or the answer to the trial."""
+    return any(
+        spec.name.lower() in _SCORES
+        or spec.name in model.labels
+        or (spec.name in model.distributions and len(spec.shape or ()) <= 2)
+        for spec in model.signature.outputs
+    )
 
 
 def _is_picture(spec: TensorSpec) -> bool:
@@ -134,6 +151,21 @@ def _colors(shape: Shape | None) -> int:
         return 0
     layouts = ((shape[1], shape[2:]), (shape[3], shape[1:3]))
     return next((n for n, sides in layouts if n in _COLORS and all(s == -1 or s > _BOX for s in sides)), 0)
+
+
+def _is_line_of_text(spec: TensorSpec) -> bool:
+    """Return whether a picture has a fixed height and any width."""
+    return _is_picture(spec) and spec.shape is not None and spec.shape[2] > 0 and spec.shape[3] == -1
+
+
+def _is_sound(spec: TensorSpec) -> bool:
+    shape = spec.shape or ()
+    is_channel = len(shape) == 3 and 1 in shape[1:] and max(shape[1:]) >= _MIN_SAMPLES
+    return is_channel or _words_of_sound(spec.name.lower())
+
+
+def _words_of_sound(name: str) -> bool:
+    return name in _SOUNDS or not _SOUNDS.isdisjoint(name.split("_"))
 
 
 def _is_candidates(spec: TensorSpec, model: ModelDescription) -> bool:
@@ -164,4 +196,11 @@ def _of_platform(model: ModelDescription) -> str:
     return "function" if model.platform == "python_function" and Infer in model.calls else ""
 
 
-_RULES: Sequence[Callable[[ModelDescription], str]] = (_of_text, _of_tasks, _of_calls, _of_tensors, _of_platform)
+_RULES: Sequence[Callable[[ModelDescription], str]] = (
+    _of_text,
+    _of_tasks,
+    _of_calls,
+    _of_tensors,
+    _of_scores,
+    _of_platform,
+)

@@ -53,7 +53,7 @@ from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache, cache_fa
 from dragoman.engine.scheduled_batching import ScheduledBatcher
 from dragoman.engine.sequence_pool import SequencePool, start_pool
 from dragoman.engine.shipped import read_shipped
-from dragoman.engine.trial import NOT_TRIED, Trial, outputs_of, try_model
+from dragoman.engine.trial import NOT_TRIED, Trial, distributions, outputs_of, try_model
 from dragoman.engine.warmup import LoadedReplicas, check_protocols, read_labels, warm_up
 from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import begin, complete, ensure_task
@@ -113,6 +113,7 @@ class Deployment:
         self.labels: Mapping[str, ClassLabels] = {}
         self.description = ""
         self.examples: Mapping[str, Tensors] = {}  # that the model ships, by name
+        self.distributions: frozenset[str] = frozenset()
         self.counters = CallCounters()
         self.counters.expect((Infer,))  # a model that is not loaded may answer any, most likely these
         self._load_for_call = load
@@ -162,6 +163,7 @@ class Deployment:
         if loaded.signature.outputs_are_hints:
             self._hints = OutputHints(self.spec.name)
         if trial.outputs is not None:
+            self.distributions = distributions(trial.outputs)
             loaded = self._correct(trial.outputs, trial.inputs)
         self._observes = self._hints is not None or bool(self.trial_error)
         self.counters.expect(loaded.calls)

@@ -442,6 +442,7 @@ class Engine:
             kind=loaded.kind,
             description=deployment.description,
             examples=deployment.examples,
+            distributions=deployment.distributions,
         )
 
     @property

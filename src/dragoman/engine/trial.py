@@ -7,6 +7,7 @@ model. If none is answered, the reason is reported with its state until it answe
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dragoman.core.calls import Generate, Infer, Inference, SignatureFor, Tensors
 from dragoman.core.errors import DragomanError, InvalidInput, NotReady, Overloaded, WorkerLost, public_text
 from dragoman.core.examples import example_inputs
 from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.core.text import Sampling
 from dragoman.engine.warmup import LoadedReplicas, read_requests
 from dragoman.runtimes.recognise import is_candidate
@@ -28,6 +32,7 @@ log = logging.getLogger("dragoman.engine")
 
 EXAMPLES = "examples.json"
 _PROMPT = "Hello"
+_MAX_CLASSES, _TOLERANCE = 100_000, 2e-3  # of FP16
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,18 @@ def _one_line(text: str) -> str:
 def outputs_of(answer: Any) -> Tensors | None:
     """Return the outputs of an answer, None if it has none."""
     return answer.outputs if isinstance(answer, Inference) else None
+
+
+def distributions(outputs: Tensors) -> frozenset[str]:
+    """Return the outputs whose values are probabilities: of two or more on the last axis, none negative, of sum 1."""
+    return frozenset(name for name, tensor in outputs.items() if _is_distribution(tensor))
+
+
+def _is_distribution(tensor: Tensor) -> bool:
+    if tensor.datatype.kind != "float" or tensor.shape[-1:] in ((), (0,), (1,)) or not math.prod(tensor.shape):
+        return False
+    values = numpy_numbers(tensor)[..., :_MAX_CLASSES]
+    return bool((values >= 0).all() and np.allclose(values.sum(axis=-1, dtype=np.float64), 1, atol=_TOLERANCE))
 
 
 def _examples(spec: ModelSpec, loaded: Loaded) -> tuple[Iterator[Infer], bool]:

@@ -4,6 +4,7 @@ import ctypes
 import logging
 import math
 import mmap
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,11 @@ class OnnxModel(Model):
         self._signature = _signature(self._session, path)
         metadata = self._session.get_modelmeta()
         custom = dict(metadata.custom_metadata_map)
-        self.description = metadata.description or metadata.graph_description or custom.get("description", "")
+        texts = (metadata.description, metadata.graph_description, custom.get("description", ""))
+        self.description = next((text for text in texts if text and not _OF_TOOLS.match(text)), "")
         self.kind = TASKS.get(custom.get("task", ""), "")
+        if metadata.producer_name in _TABULAR_PRODUCERS and self._signature.output_names == _REGRESSION:
+            self.kind = "regressor"
         is_detector = self.kind in ("detector", "segmentation")
         self._labels = labels or assign(names_in_metadata(custom), self._signature.outputs, is_detector=is_detector)
         if not self._labels and path.suffix == ".onnx" and len(self._signature.outputs) <= _MAX_CLASSIFIER_OUTPUTS:
@@ -129,6 +133,9 @@ _PROVIDERS: Mapping[str, str] = {
 # Names of a first axis that counts independent rows, and tools that convert models of tables.
 _ROW_NAMES = ("batch", "batch_size", "batchsize", "rows", "num_rows", "samples", "n_samples", "num_samples")
 _TABULAR_PRODUCERS = ("skl2onnx", "OnnxMLTools", "hummingbird")
+_REGRESSION = ("variable",)  # the output of the first of them for a regressor
+# Descriptions that tools write, of themselves.
+_OF_TOOLS = re.compile(r"converted from|graph combining|onnxmltools|exported by", re.IGNORECASE)
 # Start of the names of operators that quantize by the least and the largest value of a whole tensor.
 _DYNAMIC_QUANTIZATION = b"DynamicQuantize"
 # The packages of ONNX Runtime that contain a provider.
