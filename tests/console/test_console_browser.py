@@ -180,14 +180,14 @@ async def test_a_dropped_picture_becomes_planes_of_floats(browser: Browser) -> N
         [*png(4, 4, lambda x, y: CORNERS[x // 2, y // 2])],
     )
     await page.dispatch_event("fieldset", "drop", {"dataTransfer": transfer})
-    await page.wait_for_selector("text=large.png: 2 x 2, resized from 4 x 4")
+    await page.wait_for_selector("text=large.png: 2 x 2, from 4 x 4")
     await browser.press("Run")
     output = page.get_by_label("Output values")
     await output.get_by_role("button", name="Table").click()
     found = [float(text) for text in await output.locator("td").all_inner_texts()]
     planes = [CORNERS[x, y][channel] / 255 for channel in range(3) for y in (0, 1) for x in (0, 1)]
     assert found == pytest.approx(planes, abs=1e-6)
-    await page.select_option("fieldset select", "ImageNet mean and deviation")
+    await page.get_by_label("values of a pixel").select_option("ImageNet mean and deviation")
     await browser.press("Run")
     await output.get_by_role("button", name="Table").click()
     normalized = str((10 / 255 - 0.485) / 0.229)[:6]
@@ -198,6 +198,7 @@ async def test_a_dropped_picture_becomes_planes_of_floats(browser: Browser) -> N
 
 async def test_the_first_request_runs_with_several_free_axes(browser: Browser) -> None:
     await browser.open("/#/models/Detector")
+    await browser.page.get_by_text("Numbers instead of a picture").click()
     shape = browser.page.get_by_label("shape")
     assert await shape.input_value() == "1, 3, 32, 32"
     await browser.press("Run")
@@ -212,7 +213,7 @@ async def test_pixels_that_do_not_fit_the_datatype_are_not_sent(browser: Browser
         const { pictureTensor } = await import("/console/assets/images.js");
         const picture = { width: 1, height: 1, rgba: new Uint8ClampedArray([0, 127, 200, 255]) };
         return cases.map(([datatype, scale]) => {
-            try { return [...pictureTensor([picture], { shape: [1, 1, 3], datatype }, scale).bytes]; }
+            try { return [...pictureTensor([picture], { shape: [1, 1, 3], datatype }, { scale }).bytes]; }
             catch (error) { return error.message; }
         });
     }"""

@@ -2,7 +2,6 @@
 import { html, useEffect, useRef } from "./html.js";
 
 const CHANNELS = [1, 3, 4];
-const MAX_SIDE = 1024; // of a picture whose size the model does not declare
 const MAX_SHOWN = 8;
 const ARRAYS = {
   UINT8: Uint8Array, INT8: Int8Array, UINT16: Uint16Array, INT16: Int16Array, UINT32: Uint32Array, INT32: Int32Array,
@@ -18,15 +17,18 @@ export const SCALES = {
   "-1 to 1": (v) => v / 127.5 - 1,
   "ImageNet mean and deviation": (v, channel) => (v / 255 - MEAN[channel]) / DEVIATION[channel],
 };
-export const defaultScale = (datatype) => (datatype.startsWith("FP") ? "0 to 1" : "0 to 255");
+export const grey = (r, g, b) => 0.299 * r + 0.587 * g + 0.114 * b;
 
-// Which axes of a shape are those of pictures, -1 for an axis that it does not have; null for other shapes.
-export function pictureAxes(shape) {
+// Which axes of a shape are those of pictures, -1 for an axis that it does not have; null for other shapes. `layout` chooses
+// where the channels are, if the shape leaves it open: NCHW or NHWC.
+export function pictureAxes(shape, layout = "") {
   if (shape.length < 3 || shape.length > 4) return null;
   const batch = shape.length === 4 ? 0 : -1;
   const [first, last] = [batch + 1, shape.length - 1];
+  const candidates = { NCHW: [first], NHWC: [last] }[layout] ?? [last, first];
   const isChannel = (axis) => CHANNELS.includes(shape[axis]);
-  const channel = [last, first].find(isChannel) ?? [last, first].find((axis) => shape[axis] === -1);
+  const isFixed = !layout || !isChannel(layout === "NCHW" ? last : first); // the other axis is not certain
+  const channel = candidates.find(isChannel) ?? (isFixed ? candidates.find((axis) => shape[axis] === -1) : undefined);
   if (channel === undefined) return null;
   const height = channel === first ? first + 1 : first;
   return { batch, channel, height, width: height + 1 };
@@ -34,29 +36,9 @@ export function pictureAxes(shape) {
 
 export const takesPictures = ({ datatype, shape, anyRank }) => ARRAYS[datatype] !== undefined && !anyRank && pictureAxes(shape) !== null;
 
-// Read a file as { name, width, height, rgba, original }, in the size that the shape declares. Throws an Error.
-export async function readPicture(file, shape) {
-  let bitmap;
-  try {
-    bitmap = await createImageBitmap(file);
-  } catch {
-    throw new Error(`'${file.name}' is not a picture that this browser can read`);
-  }
-  const axes = pictureAxes(shape);
-  const shrink = Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height));
-  const declared = (axis, own) => (shape[axis] > 0 ? shape[axis] : Math.max(1, Math.round(own * shrink)));
-  const [width, height] = [declared(axes.width, bitmap.width), declared(axes.height, bitmap.height)];
-  const canvas = new OffscreenCanvas(width, height);
-  const context = canvas.getContext("2d");
-  context.imageSmoothingQuality = "high";
-  context.drawImage(bitmap, 0, 0, width, height);
-  const rgba = context.getImageData(0, 0, width, height).data;
-  return { name: file.name, width, height, rgba, original: `${bitmap.width} x ${bitmap.height}` };
-}
-
 // The elements of pictures for an input, as bytes, and their shape. Throws an Error.
-export function pictureTensor(pictures, { shape, datatype }, scale) {
-  const axes = pictureAxes(shape);
+export function pictureTensor(pictures, { shape, datatype }, { scale, layout = "", order = "RGB" }) {
+  const axes = pictureAxes(shape, layout);
   const [{ width, height }] = pictures;
   if (pictures.some((p) => p.width !== width || p.height !== height)) throw new Error("the pictures differ in size");
   if (pictures.length > 1 && axes.batch < 0) throw new Error(`expected one picture, got ${pictures.length}`);
@@ -69,11 +51,11 @@ export function pictureTensor(pictures, { shape, datatype }, scale) {
   const convert = SCALES[scale];
   pictures.forEach(({ rgba }, n) => {
     for (let pixel = 0; pixel < pixels; pixel++) {
-      const [r, g, b] = rgba.subarray(4 * pixel, 4 * pixel + 3);
       for (let c = 0; c < channels; c++) {
-        const value = channels === 1 ? 0.299 * r + 0.587 * g + 0.114 * b : rgba[4 * pixel + c];
+        const from = order === "BGR" && c < 3 ? 2 - c : c;
+        const value = channels === 1 ? grey(...rgba.subarray(4 * pixel, 4 * pixel + 3)) : rgba[4 * pixel + from];
         const at = n * pixels * channels + (isFirst ? c * pixels + pixel : pixel * channels + c);
-        const element = datatype.startsWith("FP") ? convert(value, c) : Math.round(convert(value, c));
+        const element = datatype.startsWith("FP") ? convert(value, from) : Math.round(convert(value, from));
         values[at] = element;
         if (!datatype.startsWith("FP") && values[at] !== element) throw new Error(`the pixel value ${element} does not fit ${datatype}`);
       }

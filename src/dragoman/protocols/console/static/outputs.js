@@ -1,6 +1,9 @@
 // The outputs of a model as bars, tables, lines and pictures.
+import { headsOf } from "./detect.js";
+import { Detections } from "./detections.js";
 import { html, useMemo, useState } from "./html.js";
 import { encodedPicture, Picture, picturesOf } from "./images.js";
+import { Heat, heatOf, Mask, maskOf } from "./masks.js";
 import { format, Plot } from "./plot.js";
 import { classesOf, scoresOf } from "./reading.js";
 import { Save } from "./save.js";
@@ -12,6 +15,7 @@ const MIN_CURVE = 8; // elements of a vector that is a line at first
 const MAX_SERIES = 6;
 const MAX_DIGITS = 4; // numbers that are large on the page
 const MIN_SIDE = 2;
+const MAX_RATIO = 16; // of the sides of a picture
 const MIN_MATRIX = 8; // rows and columns of a table that may be a picture
 const MAX_LISTED = 1000;
 const MAX_ENCODED = 16;
@@ -76,7 +80,8 @@ function viewsOf(tensor, context) {
   }
   const pictures = isNumeric ? picturesOf(tensor) : [];
   const side = tensor.shape.length > 2 ? MIN_SIDE : MIN_MATRIX;
-  if (pictures.length > 0 && Math.min(pictures[0].width, pictures[0].height) >= side) {
+  const [short, long] = pictures.length > 0 ? [pictures[0].width, pictures[0].height].sort((a, b) => a - b) : [0, 0];
+  if (short >= side && long <= MAX_RATIO * short) {
     const view = ["Picture", html`<${Pictures} tensor=${tensor} pictures=${pictures} />`];
     if (tensor.shape.length > 2) found.unshift(view);
     else found.push(view);
@@ -88,6 +93,13 @@ function viewsOf(tensor, context) {
     if (scores.isCertain) found.unshift(view);
     else found.push(view);
   }
+  const [picture] = context.sent;
+  const isArea = tensor.shape.length > 2 || picture;
+  const mask = isArea && !urls.length && flat.length > 0 ? maskOf(tensor, picture, context.isLabelled ? context.names : null) : null;
+  const heat = isArea && isNumeric ? heatOf(tensor, picture) : null;
+  const put = (view, isFirst) => (isFirst ? found.unshift(view) : found.push(view));
+  if (heat) put(["Heat map", html`<${Heat} title=${tensor.name} heat=${heat} sent=${context.sent} />`], picture && !context.isGreySent && !mask);
+  if (mask) put(["Mask", html`<${Mask} title=${tensor.name} mask=${mask} sent=${context.sent} names=${context.names} />`], mask.isCertain);
   const classes = classesOf(tensor, context);
   if (classes) found.unshift(["Class", html`<${Classes} names=${classes} values=${flat} />`]);
   return found;
@@ -108,6 +120,8 @@ function contextOf(tensor, model, sent) {
     isLabelled: Boolean(labels[tensor.name]),
     declared: model.metadata?.outputs?.find(({ name }) => name === tensor.name)?.shape,
     hasPhoto: sent.length > 0,
+    sent,
+    isGreySent: sent.length > 0 && sent[0].isGrey,
   };
 }
 
@@ -123,5 +137,8 @@ function Output({ tensor, context }) {
 
 // All outputs of an answer. `sent`: the pictures that were sent.
 export function Outputs({ outputs, model, sent = [] }) {
-  return outputs.map((tensor) => html`<${Output} key=${tensor.name} tensor=${tensor} context=${contextOf(tensor, model, sent)} />`);
+  const names = Object.values(model.labels ?? {})[0] ?? null;
+  const heads = useMemo(() => (sent.length > 0 ? headsOf(outputs, sent[0], names) : []), [outputs]);
+  return html`${heads.length > 0 && html`<${Detections} heads=${heads} sent=${sent} names=${names} />`}
+    ${outputs.map((tensor) => html`<${Output} key=${tensor.name} tensor=${tensor} context=${contextOf(tensor, model, sent)} />`)}`;
 }

@@ -1,8 +1,10 @@
 // A form made from a model's signature: numbers and text that are typed, pasted or dropped as files, and pictures.
 import { call, modelPath, roundsIntegers } from "./api.js";
 import { html, useState } from "./html.js";
-import { defaultScale, fileTensor, Picture, pictureTensor, readPicture, SCALES, takesPictures } from "./images.js";
+import { fileTensor, pictureTensor, takesPictures } from "./images.js";
 import { Outputs } from "./outputs.js";
+import { Photos } from "./photo_input.js";
+import { drawPhoto, firstSettings, readPhoto } from "./photos.js";
 import { chooseShape, parseColumns, parseValues, requestBody, rowsOf, show } from "./tensors.js";
 
 // Rows a line, so that a table can be edited and pasted.
@@ -19,19 +21,20 @@ function exampleShape({ shape }, found) {
 
 function initialFields({ metadata, example, shapes }) {
   const examples = new Map((example?.inputs ?? []).map((tensor) => [tensor.name, tensor]));
-  return metadata.inputs.map((spec) => ({
+  return metadata.inputs.map((spec) => withKind({ ...spec, anyRank: spec.parameters?.any_rank === true })).map((spec) => ({
     ...spec,
-    anyRank: spec.parameters?.any_rank === true,
     isOptional: example !== null && !examples.has(spec.name),
     text: initialText(examples.get(spec.name)),
     typedShape: exampleShape(spec, examples.get(spec.name)?.shape ?? shapes[spec.name]),
     isSent: examples.has(spec.name) || example === null,
-    pictures: [], // from files, instead of the text
+    pictures: [], // photos from files, instead of the text
     file: null, // of a BYTES input, instead of the text
-    scale: defaultScale(spec.datatype),
+    settings: spec.isPhoto ? firstSettings(spec, examples.get(spec.name)?.shape ?? shapes?.[spec.name], metadata.outputs ?? []) : null,
     problem: "",
   }));
 }
+
+const withKind = (spec) => ({ ...spec, isPhoto: takesPictures(spec) });
 
 // Text may hold anything, also what separates the cells of a table.
 function columnText(cells, { datatype, shape }) {
@@ -41,43 +44,45 @@ function columnText(cells, { datatype, shape }) {
 
 // The values that a field gets from files: text of a table, pictures, or bytes. Throws an Error.
 async function readFiles(field, files) {
-  if (takesPictures(field) && files.every((file) => file.type.startsWith("image/"))) {
-    return { pictures: await Promise.all(files.map((file) => readPicture(file, field.shape))), file: null };
+  if (field.isPhoto && files.every((file) => file.type.startsWith("image/"))) {
+    return { pictures: await Promise.all(files.map(readPhoto)), file: null };
   }
   if (files.length > 1) throw new Error(`expected one file, got ${files.length}`);
   const [file] = files;
   if (/^text\/|json$/.test(file.type) || /\.(csv|tsv|txt|json)$/i.test(file.name)) {
     return { text: await file.text(), pictures: [], file: null };
   }
-  if (field.datatype !== "BYTES") throw new Error(`expected a table${takesPictures(field) ? " or a picture" : ""}, got '${file.name}'`);
+  if (field.datatype !== "BYTES") throw new Error(`expected a table${field.isPhoto ? " or a picture" : ""}, got '${file.name}'`);
   return { file: { name: file.name, bytes: await file.arrayBuffer() }, pictures: [] };
 }
 
-// The tensor of a field, and a note for the reader or "".
+// The tensor of a field, a note for the reader or "", and the pictures in it.
 function toTensor(field) {
   const { name, datatype } = field;
-  if (field.pictures.length > 0) return [{ name, datatype, ...pictureTensor(field.pictures, field, field.scale) }, ""];
+  if (field.pictures.length > 0) {
+    const sent = field.pictures.map((photo) => drawPhoto(photo, field, field.settings));
+    return [{ name, datatype, ...pictureTensor(sent, field, field.settings) }, "", sent];
+  }
   if (field.file) return [{ name, datatype, ...fileTensor(field.file.bytes, field) }, ""];
   const { data, shape, skipped } = parseValues(field.text, datatype, field.anyRank ? 1 : field.shape.length);
   const sent = chooseShape(field.typedShape, field.anyRank ? null : field.shape, shape);
   return [{ name, datatype, shape: sent, data }, skipped ? `${name}: the first line, of names, was not sent` : ""];
 }
 
-function Values({ field, id, onChange }) {
-  const { pictures, file } = field;
-  const drop = html`<button type="button" onClick=${() => onChange({ pictures: [], file: null })}>Remove</button>`;
-  if (file) return html`<p class="row">${file.name}, ${file.bytes.byteLength} bytes ${drop}</p>`;
-  if (pictures.length > 0) {
-    return html`<div class="row">${pictures.map((picture, i) => html`<figure key=${i}><${Picture} picture=${picture} label=${`Picture ${picture.name} as it is sent`} />
-        <figcaption>${picture.name}: ${picture.width} x ${picture.height}
-          ${`${picture.width} x ${picture.height}` !== picture.original && `, resized from ${picture.original}`}</figcaption></figure>`)}</div>
-      <div class="row"><label class="inline">values of a pixel <select value=${field.scale} onChange=${(e) => onChange({ scale: e.target.value })}>
-        ${Object.keys(SCALES).map((name) => html`<option>${name}</option>`)}</select></label> ${drop}</div>`;
-  }
+function Text({ field, id, onChange }) {
   return html`<label for=${id}>values: rows of a table, or JSON</label>
     <textarea id=${id} rows="4" spellcheck=${false} value=${field.text} onInput=${(e) => onChange({ text: e.target.value })}></textarea>
     <label class="inline">shape <input size="12" placeholder="from the values" value=${field.typedShape}
       onInput=${(e) => onChange({ typedShape: e.target.value })} /></label>`;
+}
+
+function Values({ field, id, onChange }) {
+  const { pictures, file } = field;
+  const drop = html`<button type="button" onClick=${() => onChange({ pictures: [], file: null })}>Remove</button>`;
+  if (file) return html`<p class="row">${file.name}, ${file.bytes.byteLength} bytes ${drop}</p>`;
+  if (pictures.length > 0) return html`<${Photos} field=${field} onChange=${onChange} /><p class="row">${drop}</p>`;
+  if (!field.isPhoto) return html`<${Text} field=${field} id=${id} onChange=${onChange} />`;
+  return html`<details><summary>Numbers instead of a picture</summary><${Text} field=${field} id=${id} onChange=${onChange} /></details>`;
 }
 
 function Field({ field, id, onChange }) {
@@ -96,14 +101,19 @@ function Field({ field, id, onChange }) {
     setIsOver(false);
     if (event.dataTransfer.files.length > 0) event.preventDefault(), use(event.dataTransfer.files);
   };
-  const kinds = takesPictures(field) ? "Pictures" : field.datatype === "BYTES" ? "A file" : "A table";
-  return html`<fieldset class=${isOver ? "over" : ""} onDragOver=${over} onDragLeave=${() => setIsOver(false)} onDrop=${drop}>
+  const paste = (event) => event.clipboardData?.files.length > 0 && (event.preventDefault(), use(event.clipboardData.files));
+  const isEmptyPhoto = field.isPhoto && field.pictures.length === 0;
+  const kinds = field.datatype === "BYTES" ? "A file" : "A table";
+  const invitation = isEmptyPhoto ? "Drop a picture here, paste it, or choose a file" : field.isPhoto ? "Other pictures" : `${kinds} from disk, or drop here`;
+  const chooser = html`<label class=${isEmptyPhoto ? "file drop" : "file"}>${invitation} <input type="file" multiple=${field.isPhoto}
+    onChange=${(e) => e.target.files.length > 0 && use(e.target.files)} /></label>`;
+  return html`<fieldset class=${isOver ? "over" : ""} onDragOver=${over} onDragLeave=${() => setIsOver(false)} onDrop=${drop} onPaste=${paste}>
     <legend>${field.name} <small>${field.datatype} ${field.anyRank ? "any shape" : `[${field.shape.join(", ")}]`}</small></legend>
     ${field.isOptional && html`<label class="inline"><input type="checkbox" checked=${field.isSent}
       onChange=${(e) => onChange({ isSent: e.target.checked })} /> send this optional input</label>`}
-    ${field.isSent && html`<${Values} field=${field} id=${id} onChange=${onChange} />
-      <label class="file">${kinds} from disk, or drop here <input type="file" multiple=${takesPictures(field)}
-        onChange=${(e) => e.target.files.length > 0 && use(e.target.files)} /></label>`}
+    ${field.isSent && (isEmptyPhoto
+      ? html`${chooser}<${Values} field=${field} id=${id} onChange=${onChange} />`
+      : html`<${Values} field=${field} id=${id} onChange=${onChange} />${chooser}`)}
     ${field.problem && html`<p class="error" role="alert">${field.problem}</p>`}
   </fieldset>`;
 }
@@ -143,7 +153,7 @@ export function TryIt({ name, version, model }) {
         throw new Error(`${field.name}: ${error.message}`);
       }
     });
-    return { ...requestBody(found.map(([tensor]) => tensor)), notes: found.map(([, note]) => note).filter(Boolean), sent: fields.filter((field) => field.isSent).flatMap((field) => field.pictures) };
+    return { ...requestBody(found.map(([tensor]) => tensor)), notes: found.map(([, note]) => note).filter(Boolean), sent: found.find(([, , sent]) => sent)?.[2] ?? [] };
   }
 
   async function submit(event) {
@@ -167,7 +177,8 @@ export function TryIt({ name, version, model }) {
     const cells = columns.get(field.name);
     return cells ? { ...field, text: columnText(cells, field), typedShape: "", isSent: true, pictures: [], file: null } : field;
   }));
-  return html`<form onSubmit=${submit}>
+  const isWide = fields.some((field) => field.isPhoto); // beside each other: what is sent, and what comes back
+  return html`<div class=${isWide ? "beside" : ""}><form onSubmit=${submit}>
       ${fields.length > 1 && html`<${Columns} fields=${fields} onColumns=${useColumns} />`}
       ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} onChange=${(values) => change(i, values)} />`)}
       <button class="primary" disabled=${busy}>${busy ? "Running …" : "Run"}</button>
@@ -178,5 +189,5 @@ export function TryIt({ name, version, model }) {
       ${answer && html`<p class="note">${answer.ms.toFixed(1)} ms, request <a href=${`#/requests/${encodeURIComponent(answer.id)}`}><code>${answer.id}</code></a></p>
         ${roundsIntegers && html`<p class="error">This browser rounds integers beyond 2^53.</p>`}
         <${Outputs} key=${answer.id} outputs=${answer.data.outputs} model=${model} sent=${answer.sent} />`}
-    </div>`;
+    </div></div>`;
 }

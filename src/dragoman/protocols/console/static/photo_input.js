@@ -1,0 +1,52 @@
+// Photos of a form: how each is sent, and the choices.
+import { html, useMemo } from "./html.js";
+import { Picture, pictureAxes, SCALES } from "./images.js";
+import { AS_IS, drawPhoto, fitsOf, layoutsOf, preview } from "./photos.js";
+
+const SIZES = [32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 416, 448, 512, 640, 768, 1024];
+
+function Sent({ photo, field }) {
+  const { settings } = field;
+  const [picture, problem] = useMemo(() => {
+    try {
+      return [drawPhoto(photo, field, settings), ""];
+    } catch (error) {
+      return [null, error.message];
+    }
+  }, [photo, settings]);
+  if (problem) return html`<p class="error" role="alert">${problem}</p>`;
+  const size = `${picture.width} x ${picture.height}`;
+  const original = `${photo.width} x ${photo.height}`;
+  return html`<figure class="photo"><${Picture} picture=${preview(picture, field, settings)} label=${`Picture ${photo.name} as it is sent`} />
+    <figcaption>${photo.name}: ${size}${size !== original && `, from ${original}`}</figcaption></figure>`;
+}
+
+function Choice({ label, value, options, onChange }) {
+  return html`<label>${label} <select value=${value} onChange=${(e) => onChange(e.target.value)}>
+    ${options.map((name) => html`<option>${name}</option>`)}</select></label>`;
+}
+
+// A side of the picture: what the shape declares, else a choice.
+function Side({ label, value, isFree, onChange }) {
+  if (!isFree) return null;
+  return html`<label>${label} <input type="number" min="1" max="8192" list="photo-sizes" value=${value}
+    onInput=${(e) => e.target.valueAsNumber > 0 && onChange(Math.round(e.target.valueAsNumber))} /></label>`;
+}
+
+export function Photos({ field, onChange }) {
+  const { settings, shape, pictures } = field;
+  const axes = pictureAxes(shape, settings.layout);
+  const set = (values) => onChange({ settings: { ...settings, ...values } });
+  const isAsIs = settings.fit === AS_IS;
+  const layouts = layoutsOf(shape);
+  return html`<div class="row photos">${pictures.map((photo, i) => html`<${Sent} key=${i} photo=${photo} field=${field} />`)}</div>
+    <div class="choices">
+      <${Side} label="width" value=${settings.width} isFree=${shape[axes.width] < 0 && !isAsIs} onChange=${(width) => set({ width })} />
+      <${Side} label="height" value=${settings.height} isFree=${shape[axes.height] < 0 && !isAsIs} onChange=${(height) => set({ height })} />
+      <datalist id="photo-sizes">${SIZES.map((n) => html`<option value=${n}></option>`)}</datalist>
+      <${Choice} label="fit" value=${settings.fit} options=${fitsOf(shape, axes)} onChange=${(fit) => set({ fit })} />
+      <${Choice} label="values of a pixel" value=${settings.scale} options=${Object.keys(SCALES)} onChange=${(scale) => set({ scale })} />
+      ${shape[axes.channel] !== 1 && html`<${Choice} label="colours" value=${settings.order} options=${["RGB", "BGR"]} onChange=${(order) => set({ order })} />`}
+      ${layouts.length > 1 && html`<${Choice} label="axes" value=${settings.layout} options=${layouts} onChange=${(layout) => set({ layout })} />`}
+    </div>`;
+}
