@@ -40,10 +40,33 @@ def listed() -> set[str]:
 
 def test_every_page_is_in_the_navigation(listed: set[str]) -> None:
     found = {
-        "index.md" if name == "README.md" else name
+        "all-pages.md" if name == "README.md" else name
         for name in (str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
     }
     assert found <= listed
+
+
+def test_few_pages_are_seen_before_a_group_is_opened() -> None:
+    """Sections of the menu are open, groups in them are closed."""
+    sections = [value for item in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"] for value in item.values()]
+    pages = [value for value in sections if isinstance(value, str)]
+    for section in sections:
+        if not isinstance(section, str):
+            pages += [value for item in section for value in item.values() if isinstance(value, str)]
+    assert 10 < len(pages) <= 20
+
+
+def test_language_models_get_an_index_and_all_pages(site: Path) -> None:
+    text = (site / "llms.txt").read_text()
+    assert text.startswith("# Dragoman\n\n> One `pip install` serves")
+    named = re.findall(r"^- \[[^\]]+\]\(https://dragoman\.example/docs/([\w./-]+)\)", text, re.M)
+    docs = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert docs | {"changelog.md", "security-policy.md", "why/README.md", "content-types/README.md"} <= {*named}
+    assert "- [Console](https://dragoman.example/docs/console.md): see, try and watch models in a browser\n" in text
+    full = (site / "llms-full.txt").read_text()
+    for name in named:
+        assert (site / name).read_text() in full, name
+    assert "::: dragoman" not in full.partition("api.md")[0]
 
 
 def test_every_page_is_built(site: Path, listed: set[str]) -> None:
