@@ -35,6 +35,7 @@ SLOW = (
     "tests/e2e/",
     "tests/features/check/",
     "tests/features/cluster/",
+    "tests/features/demo/",
     "tests/features/kserve/",
     "tests/features/mlserver/",
     "tests/features/simulators/",
@@ -83,6 +84,7 @@ RELEASE = (
     "tests/docs/test_site.py::test_every_page_is_built",
     "tests/docs/test_site.py::test_every_public_name_is_documented",
     "tests/docs/test_site.py::test_pages_load_nothing_from_other_hosts_and_can_be_searched",
+    "tests/features/demo/test_demo.py::test_the_first_chat_is_a_sentence",
     "tests/features/simulators/derivatives/test_sampling_examples.py",
     "tests/house/test_names_of_bases.py",
     "tests/openapi/test_generated_client.py",
@@ -94,7 +96,7 @@ RELEASE = (
 COMBINED = tuple((Path(__file__).parent / "tests" / "combined.txt").read_text().split())
 MISSING = [
     name
-    for name in ("check", "cluster", "kserve", "mlserver", "simulators", "text", "triton")
+    for name in ("check", "cluster", "demo", "kserve", "mlserver", "simulators", "text", "triton")
     if find_spec(f"dragoman_{name}") is None
 ]
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,9 +24,14 @@ from dragoman.system.threads import is_loading
 from dragoman.workers.local import GRACE_S
 from dragoman.workers.pool import Pool
 
+Report = Callable[[Server, float], None]  # with the seconds that the start took
 
-def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
-    """Serve models until the process is stopped; return the exit status."""
+
+def serve(paths: Sequence[str], flags: Mapping[str, Any], table: Report = startup_table) -> int:
+    """Serve models until the process is stopped; return the exit status.
+
+    table: prints the models and what to try, once they are loaded, unless the log is JSON.
+    """
     status = 1  # if serving raises
 
     def exit_despite_loads() -> None:
@@ -38,11 +43,11 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
             os._exit(status)
 
     atexit.register(exit_despite_loads)  # before others, so that it runs after them
-    status = _serve(paths, flags)
+    status = _serve(paths, flags, table)
     return status
 
 
-def _serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
+def _serve(paths: Sequence[str], flags: Mapping[str, Any], table: Report) -> int:
     began_s = time.monotonic()
     try:
         server = _make_server(paths, flags)
@@ -62,7 +67,7 @@ def _serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     async def describe(server: Server) -> None:
         nonlocal failed
         await progress(server)
-        report = startup_table if server.settings.log_format == "text" else startup_line
+        report = table if server.settings.log_format == "text" else startup_line
         report(server, time.monotonic() - began_s)
         if has_failed(server):
             failed = True

@@ -1,0 +1,1 @@
+"""A few small models and a language model to try: `dragoman demo`."""
