@@ -2,13 +2,12 @@
 
     python examples/text/train_models.py [--tiny] [FOLDER]
 
-writes `small-llama` and `small-gpt2` into the folder, `models` beside this file by default (about a minute each on two
-cores), unless they are there: weights as safetensors, a byte-level BPE tokenizer and a chat template. Their texts are
+writes `small-llama` and `small-gpt2` into the folder, `models` beside this file by default (about a minute of CPU time
+each), unless they are there: weights as safetensors, a byte-level BPE tokenizer and a chat template. Their texts are
 no wisdom, but they are no noise either. With --tiny it writes `tiny-llama`, in some seconds.
 """
 
 import argparse
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -117,13 +116,13 @@ def network(kind: Kind, size: Size, ids: Any) -> Any:
     return LlamaForCausalLM(config)
 
 
-def learn(model: Any, tokens: torch.Tensor, steps: int, limit_s: float, rows: int = 8, length: int = 64) -> float:
-    """Train on rows cut out of the tokens, for a number of steps or a time; return the last loss."""
+def learn(model: Any, tokens: torch.Tensor, steps: int, rows: int = 8, length: int = 64) -> float:
+    """Train on rows cut out of the tokens, for a number of steps; return the last loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    end_s, loss = time.monotonic() + limit_s, torch.zeros(())
+    loss = torch.zeros(())
     model.train()
-    for step in range(steps):
+    for _ in range(steps):
         starts = torch.randint(len(tokens) - length, (rows,))
         batch = torch.stack([tokens[start : start + length] for start in starts.tolist()])
         loss = model(input_ids=batch, labels=batch).loss
@@ -131,14 +130,11 @@ def learn(model: Any, tokens: torch.Tensor, steps: int, limit_s: float, rows: in
         loss.backward()
         optimizer.step()
         schedule.step()
-        if time.monotonic() > end_s:
-            print(f"the time was over after {step + 1} of {steps} steps; texts will be the poorer for it", flush=True)
-            break
     model.eval()
     return float(loss.detach())
 
 
-def train(folder: Path, kind: Kind, size: Size = Size(), steps: int = 600, limit_s: float = 120.0) -> float:
+def train(folder: Path, kind: Kind, size: Size = Size(), steps: int = 600) -> float:
     """Train a model and its tokenizer and save both in the folder; return the last loss."""
     torch.manual_seed(7)
     texts = corpus()
@@ -147,7 +143,7 @@ def train(folder: Path, kind: Kind, size: Size = Size(), steps: int = 600, limit
         [token for text in texts for token in made(text, add_special_tokens=False, verbose=False).input_ids]
     )
     model = network(kind, size, made)
-    loss = learn(model, tokens, steps, limit_s)
+    loss = learn(model, tokens, steps)
     made.save_pretrained(folder)
     model.save_pretrained(folder)  # last, so that a folder with a model in it is whole
     return loss
@@ -168,4 +164,4 @@ if __name__ == "__main__":
         made = arguments.folder / f"{'tiny' if arguments.tiny else 'small'}-{each}"
         if not (made / "config.json").exists():
             print(f"training {made.name}, {'some seconds' if arguments.tiny else 'a minute or two'} ...", flush=True)
-            print(f"{made.name}: loss {train(made, each, limit_s=300.0, **options):.2f}", flush=True)
+            print(f"{made.name}: loss {train(made, each, **options):.2f}", flush=True)
