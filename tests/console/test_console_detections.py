@@ -108,6 +108,21 @@ def grid(boxes: NDArray[Any], count: int, has_objectness: bool, random: np.rando
     return head
 
 
+def relative(boxes: NDArray[Any], random: np.random.Generator) -> NDArray[Any]:
+    """Return a head of YOLOX: centres relative to cells and logarithms of sizes, in strides."""
+    head = grid(boxes, CELLS, True, random)
+    strides, columns, rows = [], [], []
+    for stride in (8, 16, 32):
+        y, x = np.mgrid[: HEIGHT // stride, : WIDTH // stride]
+        strides += [stride] * x.size
+        columns += x.ravel().tolist()
+        rows += y.ravel().tolist()
+    scale = np.array(strides)[:, None]
+    head[0, :, :2] = head[0, :, :2] / scale - np.column_stack([columns, rows])
+    head[0, :, 2:4] = np.log(head[0, :, 2:4] / scale)
+    return head
+
+
 def tensor(name: str, values: NDArray[Any], datatype: str = "FP32") -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": list(values.shape), "data": values.ravel().tolist()}
 
@@ -127,6 +142,7 @@ def encodings(boxes: NDArray[Any], random: np.random.Generator) -> dict[str, lis
         "v8": [tensor("output0", v8.transpose(0, 2, 1))],
         "v8 transposed": [tensor("output0", v8)],
         "v5": [tensor("output", v5)],
+        "yolox": [tensor("output", relative(boxes, random))],
         "end to end": [tensor("output0", padded)],
         "yolov7": [tensor("output", np.insert(boxes[:, [0, 1, 2, 3, 5, 4]], 0, 0, axis=1))],
         "torchvision": [tensor("labels", labels, "INT64"), tensor("scores", scores), tensor("boxes", corners)],

@@ -78,9 +78,18 @@ function scoreColumns(width, from, count, at) {
   return k - from;
 }
 
+// The cells of a picture, row by row and stride by stride: { x, y, stride } each.
+function cellsOf({ width, height }, count) {
+  const strides = [STRIDES, LARGE_STRIDES].find((each) => count === cells({ width, height }, each));
+  return strides.flatMap((stride) => {
+    const columns = Math.ceil(width / stride);
+    return Array.from({ length: columns * Math.ceil(height / stride) }, (_, i) => ({ x: i % columns, y: Math.floor(i / columns), stride }));
+  });
+}
+
 // A head of [n, values, boxes] or [n, boxes, values] with 4 numbers a box, perhaps a score that there is an object, and
-// scores of classes.
-function readGrid(tensor, { isTransposed, hasObjectness }, n, size, order) {
+// scores of classes. `isRelative`: centres are relative to their cells, and sizes are logarithms, in strides.
+function readGrid(tensor, { isTransposed, hasObjectness, isRelative }, n, size, order) {
   const [, a, b] = tensor.shape;
   const [width, count] = isTransposed ? [a, b] : [b, a];
   const flat = flatOf(tensor);
@@ -88,12 +97,24 @@ function readGrid(tensor, { isTransposed, hasObjectness }, n, size, order) {
   const at = isTransposed ? (i, k) => flat[start + k * count + i] : (i, k) => flat[start + i * width + k];
   const from = hasObjectness ? 5 : 4;
   const classes = scoreColumns(width, from, count, at);
+  const places = isRelative ? cellsOf(size, count) : null;
+  const absolute = ([x, y, w, h], cell) => [(x + cell.x) * cell.stride, (y + cell.y) * cell.stride, Math.exp(w) * cell.stride, Math.exp(h) * cell.stride];
   return collect(count, (i) => {
     const object = hasObjectness ? at(i, 4) : 1;
     if (classes === 0 && !hasObjectness) return null;
     const { score, index } = classes > 0 ? best(classes, (k) => at(i, from + k)) : { score: 1, index: 0 };
-    return { box: [at(i, 0), at(i, 1), at(i, 2), at(i, 3)], score: object * score, index };
+    const box = [at(i, 0), at(i, 1), at(i, 2), at(i, 3)];
+    return { box: places ? absolute(box, places[i]) : box, score: object * score, index };
   }, order, size, true);
+}
+
+// Whether a head has a box for each cell, some with a negative size, which is a logarithm then.
+function isRelative(tensor, isTransposed, size) {
+  const [, count, width] = tensor.shape;
+  if (isTransposed || width < 6 || !hasCells(count, size, 1)) return false;
+  const flat = flatOf(tensor);
+  for (let i = 0; i < count * width; i += width) if (flat[i + 2] < 0 || flat[i + 3] < 0) return true;
+  return false;
 }
 
 function grids(tensor, size, names) {
@@ -108,6 +129,10 @@ function grids(tensor, size, names) {
     orders: ["centre and size", "x0 y0 x1 y1", "corner and size"],
     read: (n, order) => readGrid(tensor, { isTransposed, hasObjectness }, n, size, order),
   });
+  if (isRelative(tensor, isTransposed, size)) {
+    const read = (n, order) => readGrid(tensor, { isTransposed, hasObjectness: true, isRelative: true }, n, size, order);
+    return [{ kind: "boxes of cells, object and classes (YOLOX)", isCertain: true, orders: ["centre and size"], read }];
+  }
   const [single, triple] = [hasCells(count, size, 1), hasCells(count, size, 3)];
   const isNamed = names && [4, 5].includes(width - names.length);
   if (!single && !triple && !isNamed) return [];
