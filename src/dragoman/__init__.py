@@ -47,12 +47,14 @@ _HOME = {
     "AsyncClient": "client.async_client",
 }
 
-_OWN = ("__version__", "codecs", "errors", *_HOME)
+_OWN = ("__version__", "client", "codecs", "errors", *_HOME)
 
 
 def __getattr__(name: str) -> Any:
     if name == "codecs":
         return importlib.import_module("dragoman.codecs")
+    if name == "client":
+        return importlib.import_module(f"dragoman.{name}")
     if name == "errors":
         return importlib.import_module("dragoman.core.errors")
     if name in _HOME:

@@ -1,3 +1,4 @@
+from dragoman import client as client
 from dragoman import codecs as codecs
 from dragoman._version import __version__ as __version__
 from dragoman.asgi_application import asgi as asgi

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import dragoman
 from dragoman import Infer, Inference, Tensor, TensorSpec
+from dragoman.core.datatypes import DATATYPES
 
 T = TypeVar("T")
 ClientKind = Literal["blocking", "asyncio"]
@@ -37,6 +38,49 @@ class Rows(dragoman.Model):
 
     def infer(self, call: Infer) -> dict[str, Any]:
         return {"sum": call.inputs["x"].data.sum(axis=1)}
+
+
+class Named(dragoman.Model):
+    """Return what a classifier of a matrix with named columns returns."""
+
+    placement = "inline"
+    inputs = (TensorSpec("table", dragoman.FP64, (-1, 2), columns=("height", "width")),)
+    outputs = (TensorSpec("scores", dragoman.FP64, (-1, 2)),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return {"scores": call.inputs["table"].data}
+
+    def class_labels(self) -> Mapping[str, Sequence[str]]:
+        return {"scores": ["a <b>", "c"]}
+
+
+class Pixels(dragoman.Model):
+    """Return pictures as they are."""
+
+    placement = "inline"
+    inputs = (
+        TensorSpec("bytes", dragoman.UINT8, (-1, 3, 8, 10), optional=True),
+        TensorSpec("floats", dragoman.FP32, (-1, 8, 10, 3), optional=True),
+        TensorSpec("any", dragoman.FP32, (-1, 3, -1, -1), optional=True),
+        TensorSpec("flat", dragoman.FP32, (-1, 240), optional=True),
+    )
+
+    def infer(self, call: Infer) -> Mapping[str, Tensor]:
+        return call.inputs
+
+
+class Typed(dragoman.Model):
+    """Return inputs, one of each datatype of numbers."""
+
+    placement = "inline"
+    inputs = tuple(
+        TensorSpec(name, datatype, None, optional=True)
+        for name, datatype in DATATYPES.items()
+        if datatype is not dragoman.BYTES
+    )
+
+    def infer(self, call: Infer) -> Mapping[str, Tensor]:
+        return call.inputs
 
 
 class Mixed(dragoman.Model):

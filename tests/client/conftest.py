@@ -6,7 +6,20 @@ from typing import Any
 import pytest
 
 import dragoman
-from client.client_servers import Counter, Echo, Faulty, Gate, LoopThread, Mixed, Rows, power, url_of
+from client.client_servers import (
+    Counter,
+    Echo,
+    Faulty,
+    Gate,
+    LoopThread,
+    Mixed,
+    Named,
+    Pixels,
+    Rows,
+    Typed,
+    power,
+    url_of,
+)
 
 KINDS = [(wire, client_kind) for wire in ("rest", "grpc") for client_kind in ("blocking", "asyncio")]
 
@@ -20,7 +33,7 @@ def loop_thread() -> Iterator[LoopThread]:
 
 @pytest.fixture(scope="session")
 def server(loop_thread: LoopThread) -> Iterator[dragoman.Server]:
-    with loop_thread.serving(Echo, Rows, Mixed, Faulty, Gate, Counter, power) as server:
+    with loop_thread.serving(Echo, Rows, Mixed, Named, Pixels, Typed, Faulty, Gate, Counter, power) as server:
         yield server
 
 

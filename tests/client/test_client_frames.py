@@ -27,7 +27,7 @@ def frame() -> Any:
 
 def test_a_data_frame_roundtrip(client: Any) -> None:
     result = client.infer("Echo", frame())
-    pd.testing.assert_frame_equal(result.to_frame(), frame())
+    pd.testing.assert_frame_equal(result.to_dataframe(), frame())
     pd.testing.assert_frame_equal(result.value, frame())
     assert result["score"].shape == (2, 1)
 
@@ -41,10 +41,10 @@ def test_columns_of_a_frame_by_name(client: Any) -> None:
 
 
 def test_outputs_as_a_frame(client: Any) -> None:
-    table = client.infer("Echo", {"n": np.arange(2), "t": ["a", "b"]}).to_frame()
+    table = client.infer("Echo", {"n": np.arange(2), "t": ["a", "b"]}).to_dataframe()
     pd.testing.assert_frame_equal(table, pd.DataFrame({"n": [0, 1], "t": ["a", "b"]}))
     with pytest.raises(errors.InvalidInput):
-        client.infer("Echo", {"n": np.arange(2), "m": np.arange(3)}).to_frame()
+        client.infer("Echo", {"n": np.arange(2), "m": np.arange(3)}).to_dataframe()
 
 
 def test_datetimes_and_json(client: Any) -> None:
@@ -69,3 +69,111 @@ def test_a_whole_request_by_a_codec(client: Any) -> None:
     codec = CODECS.request("str")
     assert codec is not None
     assert client.infer("Echo", codec.encode_request(["a", "b"])).value == ["a", "b"]
+
+
+# --- a frame for a model of one matrix -------------------------------------------------------------------------
+
+
+def test_a_frame_is_a_matrix_in_the_order_of_the_model(client: Any) -> None:
+    table = pd.DataFrame({"width": [1, 2], "height": [0.5, np.nan]}, index=["first", "second"])
+    for value in (table, {"table": table}):
+        np.testing.assert_array_equal(client.infer("Named", value)["scores"], [[0.5, 1], [np.nan, 2]])
+    np.testing.assert_array_equal(client.infer("Named", table.iloc[0])["scores"], [[0.5, 1]])
+
+
+def test_columns_without_names_keep_their_order(client: Any) -> None:
+    table = pd.DataFrame({"b": np.array([1, 2], np.float32), "a": np.array([3, 4], np.uint8), "c": [True, False]})
+    assert client.infer("Rows", table)["sum"].tolist() == [5, 6]
+    assert client.infer("Rows", table.astype(np.float32).iloc[0])["sum"].tolist() == [5]
+
+
+def test_nullable_columns_have_nan_for_missing_values(client: Any) -> None:
+    table = pd.DataFrame({"height": pd.array([1, None], "Int64"), "width": pd.array([True, False], "boolean")})
+    np.testing.assert_array_equal(client.infer("Named", table)["scores"], [[1, 1], [np.nan, 0]])
+    table["width"] = pd.array([True, None], "boolean")
+    with pytest.raises(errors.InvalidInput, match="column 'width': expected booleans, got missing values"):
+        client.infer("Named", table)
+
+
+@pytest.mark.parametrize(
+    ("model", "columns", "message"),
+    [
+        ("Named", {"height": [1], "depth": [2]}, "the data frame has no 'width'; the model has no 'depth'"),
+        ("Named", {"height": [1], "width": ["x"]}, "expected columns of numbers, got others in 'width'"),
+        ("Named", {"height": [1.5], "width": [2**53 + 1]}, "column 'width': expected integers that FP64 holds exactly"),
+        ("Rows", {"a": [1], "b": [2]}, "expected 3 columns, got 2: 'a', 'b'"),
+        (
+            "Rows",
+            {"a": [1.5], "b": [1], "c": [2]},
+            r"got FP64; convert the array with \.astype\(np\.float32\), or pass cast",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(client: Any, model: str, columns: Any, message: str) -> None:
+    with pytest.raises(errors.InvalidInput, match=message):
+        client.infer(model, pd.DataFrame(columns))
+
+
+def test_a_frame_is_cast_on_request(client: Any) -> None:
+    table = pd.DataFrame({"a": [0.1], "b": [1], "c": [2]})
+    assert client.infer("Rows", table, cast=True)["sum"].tolist() == pytest.approx([3.1])
+    with pytest.raises(errors.InvalidInput, match=r"column 'a': 1e\+300 at \[0\] does not fit into FP32"):
+        client.infer("Rows", pd.DataFrame({"a": [1e300], "b": [1], "c": [2]}), cast=True)
+
+
+def test_columns_become_the_inputs_of_a_model_by_name(client: Any) -> None:
+    table = pd.DataFrame({"by": [3], "x": np.array([2], np.float32)})
+    assert client.infer("power", table)["output-0"].tolist() == [[8]]
+
+
+def test_equal_column_names_are_rejected(client: Any) -> None:
+    with pytest.raises(errors.InvalidInput, match="expected unique column names, got 'a' twice"):
+        client.infer("Rows", pd.DataFrame([[1, 2, 3]], columns=["a", "a", "b"]))
+
+
+class Column:
+    """A column as polars has it."""
+
+    def __init__(self, values: Any) -> None:
+        self.dtype = "Float64"
+        self.values = np.array(values)
+
+    def to_numpy(self) -> Any:
+        return self.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class Interchanged:
+    """A frame of another library, known by the DataFrame interchange protocol."""
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self._columns = columns
+        self.columns = list(columns)
+
+    def __dataframe__(self, **_: Any) -> Any:
+        raise NotImplementedError
+
+    def __getitem__(self, name: str) -> Column:
+        return Column(self._columns[name])
+
+
+def test_frames_of_other_libraries(client: Any) -> None:
+    assert client.infer("Named", Interchanged({"width": [1.0], "height": [2]}))["scores"].tolist() == [[2, 1]]
+    result = client.infer("Echo", Interchanged({"n": [1, 2], "t": np.array(["a", "b"], object)}))
+    assert result["n"].tolist() == [1, 2]
+    assert result["t"].tolist() == [b"a", b"b"]
+
+
+def test_a_column_for_an_input_of_one_column(client: Any) -> None:
+    assert client.infer("Mixed", {"small": pd.Series([1, 2], dtype="uint8")})["small"].tolist() == [1, 2]
+    assert client.infer("Mixed", {"flag": pd.Series([True])})["flag"].tolist() == [[True]]
+    assert client.infer("Echo", {"x": pd.Series(["a"], index=["k"])})["x"] == ["a"]
+
+
+def test_a_matrix_becomes_columns_of_a_frame(client: Any) -> None:
+    table = client.infer("Named", pd.DataFrame({"height": [1.0], "width": [2.0]})).to_dataframe()
+    pd.testing.assert_frame_equal(table, pd.DataFrame({"scores_a <b>": [1.0], "scores_c": [2.0]}))
+    plain = client.infer("Echo", {"m": np.arange(4).reshape(2, 2)}).to_dataframe()
+    pd.testing.assert_frame_equal(plain, pd.DataFrame({"m_0": [0, 2], "m_1": [1, 3]}))

@@ -277,7 +277,8 @@ def test_lost_connections_are_retried_only_if_idempotent(
     async def run() -> list[Any]:
         port = int(recorder_server.http_url.rpartition(":")[2])
         async with Breaking(port) as proxy, dragoman.AsyncClient(proxy.url) as client:
-            results = client.map("Recorder", points(3), concurrency=1, idempotent=idempotent, ordered=True)
+            sent = [{"x": dragoman.Tensor.of(point["x"])} for point in points(3)]  # needs no metadata
+            results = client.map("Recorder", sent, concurrency=1, idempotent=idempotent, ordered=True)
             return [point async for point in results]
 
     found = loop_thread.run(run())

@@ -13,10 +13,10 @@ import pytest
 
 import dragoman
 from client.client_servers import ClientKind, Echo, LoopThread
-from dragoman import errors
+from dragoman import Tensor, errors
 from dragoman.client.errors import error_of_status
 
-X = {"x": np.ones(1)}
+X = {"x": Tensor.of([1.0])}  # needs no metadata
 JSON = b'{"model_name":"m","outputs":[{"name":"y","datatype":"INT64","shape":[1],"data":[7]}]}'
 
 
@@ -329,7 +329,7 @@ def test_an_error_response_before_the_body_is_sent(loop_thread: LoopThread) -> N
                     loop_thread.client(client_kind, url) as client,
                     pytest.raises(errors.InvalidInput, match="1000 bytes"),
                 ):
-                    client.infer("Echo", {"x": np.ones(1 << 20)})
+                    client.infer("Echo", {"x": Tensor.of(np.ones(1 << 20))})
 
 
 # --- sent requests ---------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def test_an_error_response_before_the_body_is_sent(loop_thread: LoopThread) -> N
 def test_requests_on_the_wire(scripted_server: StartScriptedServer) -> None:
     headers = {"X-Trace": "seven"}
     with scripted_server(OK, OK, OK, token="t", headers=headers) as (client, server):
-        client.infer("a/b c", {"x": np.arange(2, dtype=np.int16)}, version="1", id="i")
+        client.infer("a/b c", {"x": Tensor.of(np.arange(2, dtype=np.int16))}, version="1", id="i")
         client.ready("m")
         client.load("m")
     head, _, body = server.heard[0].partition(b"\r\n\r\n")

@@ -8,7 +8,8 @@ from typing import Any, Self, overload
 from dragoman.client.calls import ClientBase, ClientTransport, InferArguments, RetryPolicy
 from dragoman.client.mapping import MapOptions, MapRun, PointResult, map_in_tasks
 from dragoman.client.messages import Address
-from dragoman.client.tensors import OutputNames, Result
+from dragoman.client.results import Result
+from dragoman.client.tensors import OutputNames
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.tensor import Scalar
 
@@ -42,9 +43,10 @@ class AsyncClient(ClientBase):
         id: str = "",  # noqa: A002 - the protocol's own word
         timeout_s: float | None = None,
         decode: bool = True,
+        cast: bool = False,
     ) -> Result:
         """See `Client.infer`."""
-        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode)
+        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode, cast)
         return await self._calls.infer(arguments)
 
     def stream(
@@ -58,9 +60,10 @@ class AsyncClient(ClientBase):
         id: str = "",  # noqa: A002
         timeout_s: float | None = None,
         decode: bool = True,
+        cast: bool = False,
     ) -> AsyncGenerator[Result, None]:
         """See `Client.stream`. Wrap the generator in `contextlib.aclosing` if the loop may end early."""
-        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode)
+        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode, cast)
         return self._calls.stream(arguments)
 
     def map(
@@ -73,6 +76,7 @@ class AsyncClient(ClientBase):
         parameters: Mapping[str, Scalar] | None = None,
         timeout_s: float | None = None,
         decode: bool = True,
+        cast: bool = False,
         concurrency: int = 32,
         window: int | None = None,
         ordered: bool = False,
@@ -83,7 +87,7 @@ class AsyncClient(ClientBase):
         progress: bool | None = None,
     ) -> AsyncGenerator[PointResult, None]:
         """See `Client.map`; `points` may be an async iterable. Wrap the generator in `contextlib.aclosing`."""
-        arguments = InferArguments(model, None, version, outputs, parameters, "", timeout_s, decode)
+        arguments = InferArguments(model, None, version, outputs, parameters, "", timeout_s, decode, cast)
         options = MapOptions.of(concurrency, window, ordered, journal, journal_fsync, progress)
         retry = RetryPolicy(retries, idempotent)
         calls = self._new_calls(self._calls.transport, asyncio.sleep, retry)

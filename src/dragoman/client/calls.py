@@ -1,5 +1,6 @@
 """Calls to a server, with deadline and retries, for the blocking and the asyncio client."""
 
+import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -11,9 +12,10 @@ from typing import Any, Protocol, TypeVar
 from dragoman.client import tensors as request_inputs
 from dragoman.client.errors import ServerUnreachable
 from dragoman.client.messages import Address, Compression, Deadline, RemoteCall, RemoteStream, address
-from dragoman.client.tensors import Result
+from dragoman.client.results import Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
-from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
+from dragoman.core.errors import CallerError, DragomanError, Forbidden, InvalidInput, ModelNotFound, NotSupported
+from dragoman.core.signature import Signature
 from dragoman.core.tensor import Scalar
 from dragoman.formats.message import InferenceRequest, InferenceResponse
 
@@ -22,6 +24,8 @@ OpenStream = tuple[list[InferenceResponse], AsyncGenerator[InferenceResponse, No
 
 _FIRST_WAIT_S = 0.1
 _MAX_WAIT_S = 10.0
+_SUMMARY_S = 3.0
+_SUMMARY_MODELS = 30
 
 
 class WireFormat(Protocol):
@@ -63,6 +67,7 @@ class InferArguments:
     id: str
     timeout_s: float | None
     decode: bool
+    cast: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +114,29 @@ class ClientCalls:
     async def infer(self, arguments: InferArguments) -> Result:
         deadline = self.deadline(arguments.timeout_s)
         request = await self.request(arguments, deadline)
-        return Result(await self.send(arguments, request, deadline), arguments.decode)
+        return self.result(await self.send(arguments, request, deadline), arguments)
 
     async def send(self, arguments: InferArguments, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         """Send a request that `request` built from the arguments."""
-        with self._forget_if_rejected(arguments):
+        with self._forget_if_rejected(arguments, request):
             return await self._call(self._wire.infer(arguments.model, arguments.version, request), deadline)
 
     async def stream(self, arguments: InferArguments) -> AsyncGenerator[Result, None]:
         deadline = self.deadline(arguments.timeout_s)
-        with self._forget_if_rejected(arguments):
-            call = self._wire.stream(arguments.model, arguments.version, await self.request(arguments, deadline))
+        request = await self.request(arguments, deadline)
+        with self._forget_if_rejected(arguments, request):
+            call = self._wire.stream(arguments.model, arguments.version, request)
             first, rest = await self._with_retries(lambda: self._open(call, deadline), deadline)
         async with aclosing(rest):
             for response in first:
-                yield Result(response, arguments.decode)
+                yield self.result(response, arguments)
             async for response in rest:
-                yield Result(response, arguments.decode)
+                yield self.result(response, arguments)
+
+    def result(self, response: InferenceResponse, arguments: InferArguments) -> Result:
+        description = self._descriptions.get((arguments.model, arguments.version))
+        labels = {} if description is None else {name: each.names for name, each in description.labels.items()}
+        return Result(response, arguments.decode, labels)
 
     async def live(self) -> bool:
         return await self._health(self._wire.live())
@@ -138,6 +149,23 @@ class ClientCalls:
 
     async def models(self) -> list[str]:
         return await self._call(self._wire.models())
+
+    async def summary(self) -> tuple[list[tuple[str, ModelDescription | None]], int]:
+        """Return the first models with their metadata, None for one without, and how many there are more.
+
+        Sent once, within a few seconds.
+        """
+        deadline = Deadline.after(min(self._timeout_s or math.inf, _SUMMARY_S))
+        names = await self._once(self._wire.models(), deadline)
+        found: list[tuple[str, ModelDescription | None]] = []
+        for name in names[:_SUMMARY_MODELS]:
+            try:
+                description = await self._once(self._wire.model(name, ""), deadline)
+            except CallerError:  # not loaded, or not for this key
+                found.append((name, None))
+            else:
+                found.append((name, description))
+        return found, len(names) - len(found)
 
     async def index(self, ready: bool) -> list[IndexEntry]:
         return await self._call(self._wire.index(ready))
@@ -199,14 +227,24 @@ class ClientCalls:
     # --- inference ---------------------------------------------------------------------------------------------
 
     async def request(self, arguments: InferArguments, deadline: Deadline) -> InferenceRequest:
-        signature, key = None, (arguments.model, arguments.version)
+        signature = None
         with self._forget_if_rejected(arguments):
             if request_inputs.needs_signature(arguments.inputs):
-                if key not in self._descriptions:
-                    self._descriptions[key] = await self._call(self._wire.model(*key), deadline)
-                signature = self._descriptions[key].signature
-            request = request_inputs.request(arguments.inputs, signature, arguments.model)
+                signature = await self._signature(arguments, deadline)
+            request = request_inputs.request(arguments.inputs, signature, arguments.model, arguments.cast)
             return request_inputs.with_options(request, arguments.outputs, arguments.parameters, arguments.id)
+
+    async def _signature(self, arguments: InferArguments, deadline: Deadline) -> Signature | None:
+        """Return the signature of a model; None if the server does not tell and the inputs have their own datatypes."""
+        key = arguments.model, arguments.version
+        if key not in self._descriptions:
+            try:
+                self._descriptions[key] = await self._call(self._wire.model(*key), deadline)
+            except (NotSupported, Forbidden):
+                if not request_inputs.has_own_datatypes(arguments.inputs) or arguments.cast:
+                    raise
+                return None
+        return self._descriptions[key].signature
 
     async def _open(self, call: RemoteStream, deadline: Deadline) -> OpenStream:
         """Open a stream and wait for its first response, if any, so that an earlier error can be retried."""
@@ -221,12 +259,19 @@ class ClientCalls:
                     yield response
 
     @contextmanager
-    def _forget_if_rejected(self, arguments: InferArguments) -> Iterator[None]:
-        """Drop the cached metadata of a model if the server rejects a request: it may have been replaced."""
+    def _forget_if_rejected(self, arguments: InferArguments, request: InferenceRequest | None = None) -> Iterator[None]:
+        """Drop the cached metadata of a model if the server rejects a request: it may have been replaced.
+
+        An error about the datatype of an array says how to convert it.
+        """
         try:
             yield
-        except (InvalidInput, ModelNotFound):
-            self._descriptions.pop((arguments.model, arguments.version), None)
+        except (InvalidInput, ModelNotFound) as error:
+            description = self._descriptions.pop((arguments.model, arguments.version), None)
+            if request is not None and description is not None:
+                hint = request_inputs.conversion_hint(error.message, request, description.signature)
+                if hint:
+                    error.args = (f"{error.message}; {hint}",)
             raise
 
 
@@ -249,6 +294,9 @@ class ClientBase:
         self._address = address(url, token, headers, compression, str(tls_ca or ""), tls_verify)
         self._timeout_s = timeout_s
         self._calls = self._new_calls(self._transport(self._address), self._sleep, RetryPolicy(retries))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
 
     def _new_calls(
         self, transport: ClientTransport, sleep: Callable[[float], Awaitable[None]], retry: RetryPolicy

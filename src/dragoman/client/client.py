@@ -1,17 +1,33 @@
 """Blocking client."""
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Self, overload
 
 from dragoman.client.calls import ClientBase, ClientTransport, InferArguments, RetryPolicy
+from dragoman.client.html import escape, table
 from dragoman.client.http_sync import iterate_blocking, run_blocking, sleep
 from dragoman.client.mapping import MapOptions, MapRun, PointResult, map_in_threads
 from dragoman.client.messages import Address
-from dragoman.client.tensors import OutputNames, Result
+from dragoman.client.results import Result
+from dragoman.client.tensors import OutputNames
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
+from dragoman.core.errors import DragomanError
+from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Scalar
+
+
+def _sides(model: ModelDescription | None) -> tuple[str, str]:
+    """Return the inputs and outputs of a model as HTML."""
+    if model is None:
+        return "not available", ""
+    return _tensors(model.signature.inputs), _tensors(model.signature.outputs)
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> str:
+    texts = (f"{s.name} {s.datatype}{'' if s.shape is None else list(s.shape)}" for s in specs)
+    return "<br>".join(map(escape, texts))
 
 
 class Client(ClientBase):
@@ -55,17 +71,21 @@ class Client(ClientBase):
         id: str = "",  # noqa: A002 - the protocol's own word
         timeout_s: float | None = None,
         decode: bool = True,
+        cast: bool = False,
     ) -> Result:
         """Call a model and return its outputs.
 
         inputs: a dict of arrays, lists, scalars, DataFrame columns or other values with a codec; a DataFrame, one
         input per column; an array or list for a model with one input; or the output of a codec (an InferenceRequest
-        or RequestInputs). Arrays are sent in their own dtype and shape. Numbers without a dtype are converted to the
-        datatype of the model's metadata; values that do not fit raise InvalidInput.
+        or RequestInputs). A model of one matrix takes a DataFrame as its columns; images of Pillow are sent as pixels,
+        see `dragoman.client.picture`. Lists and numbers are converted to the datatype of the model's metadata, and
+        arrays if that changes no value, such as float32 for FP64; values that do not fit raise InvalidInput.
         outputs: names of the outputs to return; all by default.
         decode: decode outputs by their content types, instead of returning arrays.
+        cast: convert arrays to the datatype of the model also if that rounds floats, such as float64 for FP32. A number
+        that is too large, or a fraction for an integer, still raises InvalidInput.
         """
-        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode)
+        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode, cast)
         return run_blocking(self._calls.infer(arguments))
 
     def stream(
@@ -79,12 +99,13 @@ class Client(ClientBase):
         id: str = "",  # noqa: A002
         timeout_s: float | None = None,
         decode: bool = True,
+        cast: bool = False,
     ) -> Generator[Result, None, None]:
         """Yield the responses of a streaming model as they arrive; see `infer` for the arguments.
 
         Leaving the loop or calling `close` cancels the call. `timeout_s` applies to the whole stream.
         """
-        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode)
+        arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode, cast)
         return iterate_blocking(self._calls.stream(arguments))
 
     def map(
@@ -97,6 +118,7 @@ class Client(ClientBase):
         parameters: Mapping[str, Scalar] | None = None,
         timeout_s: float | None = None,
         decode: bool = True,
+        cast: bool = False,
         concurrency: int = 32,
         window: int | None = None,
         ordered: bool = False,
@@ -125,7 +147,7 @@ class Client(ClientBase):
         A point that fails has an `error`, and its `result` raises it. Raises InvalidInput if the journal is of another
         model or call, and ServerUnreachable after the other outcomes if nothing listens until the timeout.
         """
-        arguments = InferArguments(model, None, version, outputs, parameters, "", timeout_s, decode)
+        arguments = InferArguments(model, None, version, outputs, parameters, "", timeout_s, decode, cast)
         options = MapOptions.of(concurrency, window, ordered, journal, journal_fsync, progress)
         retry = RetryPolicy(retries, idempotent)
         transport = self._transport(self._address)
@@ -181,6 +203,17 @@ class Client(ClientBase):
     def unload(self, model: str, *, timeout_s: float | None = None) -> None:
         """Unload a model; needs the token."""
         run_blocking(self._calls.unload(model, timeout_s))
+
+    def _repr_html_(self) -> str:
+        """Return a table of the server's models for notebooks."""
+        title = f"<b>{escape(repr(self))}</b>"
+        try:
+            models, rest = run_blocking(self._calls.summary())
+        except DragomanError as error:
+            return f"<div>{title}<br>{escape(error.message)}</div>"
+        rows = [(escape(name), *_sides(model)) for name, model in models]
+        rows += [(f"and {rest} more", "", "")] if rest else []
+        return table(title, ("model", "inputs", "outputs"), rows)
 
     # --- transport ------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from dragoman.client.calls import ClientCalls, InferArguments
 from dragoman.client.errors import ServerUnreachable
 from dragoman.client.http_sync import run_blocking
 from dragoman.client.journal import Journal
-from dragoman.client.tensors import Result
+from dragoman.client.results import Result
 from dragoman.core.calls import ModelDescription
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.signature import TensorSpec
@@ -149,11 +149,11 @@ class MapRun:
         key = "" if journal is None else journal.key(request)
         stored = None if journal is None else journal.find(key)
         if stored is not None:
-            return PointResult(index, inputs, None, True, Result(stored, arguments.decode))
+            return PointResult(index, inputs, None, True, self._calls.result(stored, arguments))
         response = await self._calls.send(arguments, request, deadline)
         if journal is not None:
             await self._in_thread(journal.store, key, response)
-        return PointResult(index, inputs, None, False, Result(response, arguments.decode))
+        return PointResult(index, inputs, None, False, self._calls.result(response, arguments))
 
 
 def _describe_run(arguments: InferArguments, description: ModelDescription) -> dict[str, Any]:

@@ -3,13 +3,17 @@
 import math
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from dragoman.core.calls import ClassLabels
+from dragoman.core.datatypes import DATATYPES
 from dragoman.core.errors import DeadlineExceeded, InvalidInput
+from dragoman.core.signature import TensorSpec
+from dragoman.formats import fast_json
 from dragoman.formats.message import InferenceResponse
 from dragoman.formats.policy import Buffer
 
@@ -149,6 +153,31 @@ class Deadline:
 
     def deadline_error(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"no response within {self.timeout_s:g} s")
+
+
+def spec_of_metadata(name: str, datatype: str, shape: Sequence[int], parameters: Mapping[str, Any]) -> TensorSpec:
+    """Return an input or output of a model's metadata; the parameters are extensions of this server."""
+    return TensorSpec(
+        name,
+        DATATYPES.get(datatype),
+        None if parameters.get("any_rank") is True else tuple(shape),
+        content_type=str(parameters.get("content_type", "")),
+        columns=_names(parameters.get("columns")),
+    )
+
+
+def labels_of_metadata(outputs: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, ClassLabels]:
+    """Return the class names of outputs from their parameters."""
+    return {name: ClassLabels("", labels) for name, each in outputs if (labels := _names(each.get("labels")))}
+
+
+def _names(text: Any) -> tuple[str, ...]:
+    """Return the names in a JSON list; () if the parameter of another server is something else."""
+    try:
+        names = fast_json.loads(text) if isinstance(text, str) else ()
+    except ValueError:
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 @dataclass(frozen=True, slots=True)

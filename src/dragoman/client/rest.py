@@ -8,9 +8,17 @@ import msgspec
 
 from dragoman.client import errors
 from dragoman.client.http import compress
-from dragoman.client.messages import Address, Compression, RemoteCall, RemoteStream, RestRequest, RestResponse
+from dragoman.client.messages import (
+    Address,
+    Compression,
+    RemoteCall,
+    RemoteStream,
+    RestRequest,
+    RestResponse,
+    labels_of_metadata,
+    spec_of_metadata,
+)
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
-from dragoman.core.datatypes import DATATYPES
 from dragoman.core.errors import InvalidInput, InvalidOutput, ServerError
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.formats import fast_json
@@ -37,16 +45,15 @@ class _ResponseTensor(msgspec.Struct):
     shape: Sequence[int] = ()
     parameters: Mapping[str, Any] | None = None
 
-    @property
-    def known_shape(self) -> tuple[int, ...] | None:
-        """The shape; None for any rank, an extension of this server."""
-        return None if (self.parameters or {}).get("any_rank") is True else tuple(self.shape)
+    def spec(self) -> TensorSpec:
+        return spec_of_metadata(self.name, self.datatype, self.shape, self.parameters or {})
 
 
 class _Model(msgspec.Struct):
     name: str
     versions: Sequence[str] | None = None
     platform: str = ""
+    parameters: Mapping[str, Any] | None = None
     inputs: Sequence[_ResponseTensor] | None = None
     outputs: Sequence[_ResponseTensor] | None = None
 
@@ -164,12 +171,11 @@ def _read_server(response: RestResponse) -> ServerDescription:
 
 def _read_model(response: RestResponse) -> ModelDescription:
     parsed = _parse(_Model, response)
-    signature = Signature(_specs(parsed.inputs), _specs(parsed.outputs))
-    return ModelDescription(parsed.name, tuple(parsed.versions or ()), parsed.platform, signature)
-
-
-def _specs(rows: Sequence[_ResponseTensor] | None) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(r.name, DATATYPES.get(r.datatype), r.known_shape) for r in rows or ())
+    inputs, outputs = (tuple(row.spec() for row in rows or ()) for rows in (parsed.inputs, parsed.outputs))
+    labels = labels_of_metadata((row.name, row.parameters or {}) for row in parsed.outputs or ())
+    versions = tuple(parsed.versions or ())
+    signature = Signature(inputs, outputs, content_type=str((parsed.parameters or {}).get("content_type") or ""))
+    return ModelDescription(parsed.name, versions, parsed.platform, signature, labels=labels)
 
 
 def _read_index(response: RestResponse) -> list[IndexEntry]:

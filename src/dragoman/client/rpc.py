@@ -5,9 +5,18 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, I
 from typing import Any
 
 from dragoman.client import errors
-from dragoman.client.messages import Address, Deadline, Headers, RemoteCall, RemoteStream, RpcRequest
+from dragoman.client.messages import (
+    Address,
+    Deadline,
+    Headers,
+    RemoteCall,
+    RemoteStream,
+    RpcRequest,
+    labels_of_metadata,
+    spec_of_metadata,
+)
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
-from dragoman.core.datatypes import DATATYPES, datatype
+from dragoman.core.datatypes import datatype
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ServerError
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
@@ -158,12 +167,18 @@ def _responses() -> Callable[[Buffer], Iterator[InferenceResponse]]:
 
 
 def _description(message: Any) -> ModelDescription:
-    signature = Signature(_specs(message.inputs), _specs(message.outputs))
-    return ModelDescription(message.name, tuple(message.versions), message.platform, signature)
+    content_type = message.properties.get("content_type", "")
+    signature = Signature(_specs(message.inputs), _specs(message.outputs), content_type=content_type)
+    labels = labels_of_metadata((row.name, _texts(row)) for row in message.outputs)
+    return ModelDescription(message.name, tuple(message.versions), message.platform, signature, labels=labels)
 
 
 def _specs(rows: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(row.name, DATATYPES.get(row.datatype), tuple(row.shape)) for row in rows)
+    return tuple(spec_of_metadata(row.name, row.datatype, row.shape, _texts(row)) for row in rows)
+
+
+def _texts(row: Any) -> dict[str, Any]:
+    return {key: value.string_param or value.bool_param for key, value in row.parameters.items()}
 
 
 def _index(message: Any) -> list[IndexEntry]:

@@ -1,104 +1,50 @@
-"""Inputs of a request from arrays and values, and outputs of a response as them."""
+"""Inputs of a request from arrays, data frames, pictures and other values."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dragoman.client.arrays import fit, hint, is_array, to_array
+from dragoman.client.frames import column_to_tensor, is_frame, is_series, matrix, request_of_frame, series
+from dragoman.client.pictures import is_picture, picture_to_tensor, takes_pixels
 from dragoman.codecs.codec import CODECS
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Parameters, Tensor, with_own_dtype
-from dragoman.formats.message import InferenceRequest, InferenceResponse, RequestInput, RequestOutput
-
-
-class Result(Mapping[str, Any]):
-    """Outputs of one response by name, in the order of the model.
-
-    `result["y"]` is the value decoded by the output's content type (strings, datetimes, ...), or an array without one
-    or with decode=False. Arrays are read-only views of the response: copy them before writing. BF16 is an array of
-    `ml_dtypes.bfloat16`, BYTES an object array of `bytes`.
-    """
-
-    def __init__(self, response: InferenceResponse, decode: bool = True) -> None:
-        self.response = response
-        self._decode = decode
-        self._tensors = response.tensors
-        self._values: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._values:
-            self._values[name] = self._value(name, self._tensors[name])
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def __repr__(self) -> str:
-        outputs = [f"{name}: {t.datatype}{list(t.shape)}" for name, t in self._tensors.items()]
-        return f"<Result of {self.response.model_name}: {', '.join(outputs)}>"
-
-    @property
-    def value(self) -> Any:
-        """The response as one value: decoded by its content type (a DataFrame for `pd`), else its only output.
-
-        A response with several outputs and no content type is a dict.
-        """
-        kind = self.response.parameters.get("content_type")
-        codec = CODECS.request(str(kind)) if kind and self._decode else None
-        if codec is not None:
-            return codec.decode_response(self.response)
-        return next(iter(self.values())) if len(self) == 1 else dict(self)
-
-    def to_numpy(self, name: str = "") -> Array:
-        """Return the array of an output without decoding; the name may be left out if there is one output.
-
-        Raises InvalidInput if there are several outputs and no name, KeyError for an unknown name.
-        """
-        if not name and len(self) != 1:
-            raise InvalidInput(f"expected the name of an output, one of {', '.join(map(repr, self))}")
-        return self._tensors[name or next(iter(self))].data
-
-    def to_frame(self) -> Any:
-        """Return the outputs as columns of a pandas DataFrame. Raises InvalidInput if they cannot be columns."""
-        codec = CODECS.request("pd")
-        assert codec is not None
-        return codec.decode_response(self.response)
-
-    def _value(self, name: str, tensor: Tensor) -> Any:
-        content_type = tensor.parameters.get("content_type")
-        if not content_type or not self._decode:
-            return tensor.data
-        where = f"output '{name}'"
-        return CODECS.input(str(content_type), where).to_value(tensor, where)
-
+from dragoman.formats.message import InferenceRequest, RequestInput, RequestOutput
 
 OutputNames = Sequence[str | RequestOutput] | None
 
 _NUMBERS = (int, float)  # bool is an int
-_SCALARS = (*_NUMBERS, np.generic)
 _PLAIN = (*_NUMBERS, str, bytes, list, tuple)
 _TEXT = {"content_type": "str"}
 _UNKNOWN = TensorSpec("")
+_NOTHING_DECLARED = Signature()
 
 
 def needs_signature(inputs: Any) -> bool:
-    """Return whether the model's metadata is needed: for an input without a name or numbers without a dtype."""
+    """Return whether the model's metadata is needed: for a value without a name, numbers, arrays and pictures."""
     match inputs:
         case InferenceRequest() | RequestInput():
             return False
         case Mapping():
-            return any(isinstance(v, (*_SCALARS, list, tuple)) and not _is_text(v) for v in inputs.values())
-    return not _are_inputs(inputs) and not _is_frame(inputs)
+            return any(map(_depends_on_spec, inputs.values()))
+    return not _are_inputs(inputs)
 
 
-def request(inputs: Any, signature: Signature | None, model: str) -> InferenceRequest:
-    """Build a request; `signature` is None if it is not needed. Raises InvalidInput."""
+def has_own_datatypes(inputs: Any) -> bool:
+    """Return whether a request can be built without the metadata: each value has a name, a datatype and a shape."""
+    if isinstance(inputs, Mapping):
+        return not any(isinstance(v, (*_NUMBERS, np.generic, list, tuple)) and not _is_text(v) for v in inputs.values())
+    return is_frame(inputs)
+
+
+def request(inputs: Any, signature: Signature | None, model: str, cast: bool = False) -> InferenceRequest:
+    """Build a request; `signature` is None if it is not needed or not known. Raises InvalidInput."""
     match inputs:
         case InferenceRequest():
             return inputs
@@ -106,16 +52,29 @@ def request(inputs: Any, signature: Signature | None, model: str) -> InferenceRe
             return InferenceRequest(inputs=[inputs])
         case Mapping():
             return InferenceRequest(
-                inputs=[_request_input(str(n), v, _spec(signature, str(n))) for n, v in inputs.items()]
+                inputs=[_request_input(str(n), v, _spec(signature, str(n)), cast) for n, v in inputs.items()]
             )
     if _are_inputs(inputs):
         return InferenceRequest(inputs=list(inputs))
-    codec = None if isinstance(inputs, (np.ndarray, *_PLAIN)) else CODECS.request_for(inputs)
+    if is_frame(inputs):
+        to_tensor = partial(_tensor, cast=cast)
+        return request_of_frame(inputs, signature or _NOTHING_DECLARED, to_tensor, cast)
+    is_known = isinstance(inputs, _PLAIN) or is_array(inputs) or is_series(inputs)
+    codec = None if is_known else CODECS.request_for(inputs)
     if codec is not None:
         encoded: InferenceRequest = codec.encode_request(inputs)
         return encoded
     spec = _single_input(signature, model)
-    return InferenceRequest(inputs=[_request_input(spec.name, inputs, spec)])
+    return InferenceRequest(inputs=[_request_input(spec.name, inputs, spec, cast)])
+
+
+def conversion_hint(message: str, request: InferenceRequest, signature: Signature | None) -> str:
+    """Return how to convert the input whose datatype a server's message rejects; "" if it rejects something else."""
+    for given in request.inputs:
+        spec, own = _spec(signature, given.name), given.tensor.datatype.name
+        if spec.datatype is not None and own in message and spec.datatype.name in message:
+            return hint(given.tensor, spec)
+    return ""
 
 
 def with_options(
@@ -136,12 +95,17 @@ def _are_inputs(inputs: Any) -> bool:
     return isinstance(inputs, (list, tuple)) and bool(inputs) and all(isinstance(i, RequestInput) for i in inputs)
 
 
-def _is_frame(inputs: Any) -> bool:
-    return _from_pandas(inputs) and inputs.ndim == 2
+def _depends_on_spec(value: Any) -> bool:
+    """Return whether the model's metadata may change how a value is sent."""
+    if isinstance(value, (Tensor, RequestInput)):
+        return False
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind not in "SU"
+    return not _is_text(value) and (isinstance(value, (*_PLAIN, np.generic)) or _is_convertible(value))
 
 
-def _from_pandas(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "ndim")
+def _is_convertible(value: Any) -> bool:
+    return is_array(value) or is_frame(value) or is_series(value) or is_picture(value)
 
 
 def _is_text(value: Any) -> bool:
@@ -163,33 +127,59 @@ def _single_input(signature: Signature | None, model: str) -> TensorSpec:
     )
 
 
-def _request_input(name: str, value: Any, spec: TensorSpec) -> RequestInput:
+def _request_input(name: str, value: Any, spec: TensorSpec, cast: bool) -> RequestInput:
     try:
-        return RequestInput(name, _tensor(value, spec))
+        return RequestInput(name, _tensor(value, spec, cast))
     except InvalidInput as error:
         raise InvalidInput(f"input '{name}': {error.message}") from error
 
 
-def _tensor(value: Any, spec: TensorSpec) -> Tensor:
+def _tensor(value: Any, spec: TensorSpec, cast: bool) -> Tensor:
     match value:
         case Tensor():
             return with_own_dtype(value) if type(value) is Tensor else value
         case RequestInput():
             return value.tensor
-        case np.ndarray():
-            return Tensor.of(value)
         case np.number() | np.bool_() if spec.datatype is None:
             return Tensor.of(value.reshape(1))  # one axis, like a Python number
         case np.generic():
             value = value.item()
+    if is_frame(value):
+        return matrix(value, spec, cast)
+    if is_series(value):
+        return fit(series(value, spec, partial(_series_tensor, spec=spec)), spec, cast)
+    if is_picture(value) and takes_pixels(spec):
+        return picture_to_tensor(value, spec)
+    if isinstance(value, (list, tuple)) and value and is_array(value[0]) and not isinstance(value[0], np.ndarray):
+        if not is_picture(value):
+            value = _stacked([to_array(each) for each in value])
+    elif is_array(value) and not is_picture(value):
+        value = to_array(value)
+    if isinstance(value, np.ndarray):
+        return fit(_array_tensor(value, spec), spec, cast)
     if isinstance(value, _PLAIN) and not _has_codec(value):
-        return _plain_tensor(value, spec)
-    if _from_pandas(value) and isinstance(value.dtype, np.dtype) and value.dtype.kind in "biuf":
-        return Tensor.of(value.to_numpy())
-    if _from_pandas(value):
-        return _column(value)
+        return _plain_tensor(value, spec, cast)
     codec = CODECS.input_for(value)
     return _from_array_protocol(value, spec) if codec is None else codec.to_tensor(value)
+
+
+def _array_tensor(array: Array, spec: TensorSpec) -> Tensor:
+    if array.dtype.kind == "O" and spec.datatype not in (None, BYTES):
+        return Tensor.of(array, spec.datatype)  # numbers of Python
+    return Tensor.of(array)
+
+
+def _series_tensor(column: Any, spec: TensorSpec) -> Tensor:
+    if column.dtype == np.dtype(object) and spec.datatype not in (None, BYTES):
+        return Tensor.of(column.to_numpy(), spec.datatype)
+    return column_to_tensor(column)
+
+
+def _stacked(arrays: list[Array]) -> Array:
+    try:
+        return np.stack(arrays)
+    except ValueError as error:
+        raise InvalidInput(f"expected arrays of equal shapes: {error}") from error
 
 
 def _from_array_protocol(value: Any, spec: TensorSpec) -> Tensor:
@@ -210,14 +200,7 @@ def _has_codec(value: Any) -> bool:
     return isinstance(value, list) and not isinstance(first, (*_PLAIN, np.generic, np.ndarray, type(None)))
 
 
-def _column(series: Any) -> Tensor:
-    codec = CODECS.request("pd")
-    assert codec is not None
-    (tensor,) = codec.to_tensors(series.to_frame("column")).values()
-    return tensor
-
-
-def _plain_tensor(value: Any, spec: TensorSpec) -> Tensor:
+def _plain_tensor(value: Any, spec: TensorSpec, cast: bool) -> Tensor:
     """Convert numbers, strings and lists of them to the datatype of the model."""
     datatype = spec.datatype
     if not isinstance(value, (list, tuple)):
@@ -228,6 +211,8 @@ def _plain_tensor(value: Any, spec: TensorSpec) -> Tensor:
         array = _array(value)
     if not array.size and datatype is not None:
         return Tensor(np.empty(array.shape, datatype.dtype), datatype)
+    if cast and np.asarray(array).dtype.kind in "biuf":
+        return fit(Tensor.of(array), spec, cast)
     tensor = Tensor.of(array, datatype)
     text = tensor.datatype is BYTES and array.ndim < 2 and _is_all_text(array.flat)
     return Tensor(tensor.data, tensor.datatype, _TEXT) if text else tensor

@@ -16,7 +16,7 @@ class TensorSpec:
     `shape` has -1 for a free axis; None means any rank. `datatype` None means any. `accepts` lists further
     datatypes that the model takes unconverted. An optional input may be missing from a call; an optional output
     is computed only on request, and with `open_outputs` may be missing even then. `content_type` is the default codec
-    of the input; "" leaves it to the model.
+    of the input; "" leaves it to the model. `columns` names the columns of a matrix, () if they have no names.
 
     Raises TypeError if the datatype is not a `Datatype`, such as `dragoman.FP32`.
     """
@@ -27,6 +27,7 @@ class TensorSpec:
     accepts: frozenset[Datatype] = frozenset()
     optional: bool = False
     content_type: str = ""
+    columns: tuple[str, ...] = ()
 
     # The axes that are not free, with their lengths.
     fixed: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)

@@ -119,7 +119,7 @@ def _compared_outputs(first: Signature, second: Signature) -> tuple[Any, Any]:
 def _show(value: Any) -> str:
     """Return a difference for a message."""
     if isinstance(value, TensorSpec):
-        options = [option for option in ("accepts", "optional", "content_type") if getattr(value, option)]
+        options = [option for option in ("accepts", "optional", "content_type", "columns") if getattr(value, option)]
         shown = [f"{option}={getattr(value, option)}" for option in options]
         return " ".join([f"'{value.name}' {value.datatype or 'any'} {list(value.shape or ('any rank',))}", *shown])
     return ", ".join(map(_show, value)) or "none" if isinstance(value, tuple | list) else str(value)

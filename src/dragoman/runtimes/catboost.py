@@ -121,7 +121,8 @@ class CatBoostModel(Model):
         categories = set(self._model.get_cat_feature_indices())
         texts = set(self._model.get_text_feature_indices())
         if not categories and not texts:
-            return (TensorSpec("input", FP32, (-1, len(names)), accepts=NUMERIC),)
+            own = () if names == [str(i) for i in range(len(names))] else tuple(names)
+            return (TensorSpec("input", FP32, (-1, len(names)), accepts=NUMERIC, columns=own),)
         kinds = {**dict.fromkeys(categories, (BYTES, _CATEGORIES)), **dict.fromkeys(texts, (BYTES, frozenset()))}
         columns = [(name, *kinds.get(i, (FP64, NUMERIC))) for i, name in enumerate(names)]
         return tuple(TensorSpec(name, datatype, (-1,), accepts=accepts) for name, datatype, accepts in columns)

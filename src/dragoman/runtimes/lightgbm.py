@@ -50,8 +50,11 @@ class LightGBMModel(Model):
         self._defaults = Defaults.of(self.spec)
         features = self._booster.num_feature()
         row = np.asarray(self._booster.predict(np.zeros((1, features))))
+        names = self._booster.feature_name()
+        # A model trained without names numbers its features.
+        columns = () if names == [f"Column_{i}" for i in range(features)] else tuple(names)
         self._signature = Signature(
-            inputs=(TensorSpec("input", FP64, (-1, features), accepts=NUMERIC),),
+            inputs=(TensorSpec("input", FP64, (-1, features), accepts=NUMERIC, columns=columns),),
             outputs=(
                 TensorSpec("predict", FP64, (-1, *row.shape[1:])),
                 TensorSpec("raw_score", FP64, (-1, *row.shape[1:]), optional=True),

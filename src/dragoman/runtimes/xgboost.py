@@ -162,8 +162,9 @@ class XGBoostModel(Model):
             )
             for name in ("predict", "margin", *further)
         ]
+        columns = tuple(self._booster.feature_names or ())
         return Signature(
-            inputs=(TensorSpec("input", FP32, (-1, probe.shape[1]), accepts=NUMERIC),),
+            inputs=(TensorSpec("input", FP32, (-1, probe.shape[1]), accepts=NUMERIC, columns=columns),),
             outputs=tuple(outputs),
             batched=True,
             decodes=True,

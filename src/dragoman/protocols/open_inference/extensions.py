@@ -4,13 +4,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dragoman.core.audit import log_change
-from dragoman.core.calls import Authorize, ConcurrentCalls, Infer, ModelDescription, Ready, Request, Response
+from dragoman.core.calls import (
+    Authorize,
+    ClassLabels,
+    ConcurrentCalls,
+    Infer,
+    ModelDescription,
+    Ready,
+    Request,
+    Response,
+)
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import suggestion
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.spec import COMPLETED_CONFIG, STATED_METADATA
 from dragoman.core.tensor import Parameters, Scalar
 from dragoman.core.text import TEMPLATE_TEXT
+from dragoman.formats import fast_json
 from dragoman.formats.shared_regions import RegionSlice, pop_slice, require_regions
 from dragoman.protocols.wire import EngineCall, GrpcRequest, HttpRequest, Policy, bearer_token
 
@@ -97,11 +107,17 @@ def platform_and_versions(model: ModelDescription) -> dict[str, Any]:
 # OIP cannot describe a tensor of any rank. Its shape in the metadata is (-1,); over REST this parameter marks it.
 ANY_RANK = "any_rank"
 _ONE_AXIS = (-1,)
+# The names of a matrix's columns, and of the classes of an output, as JSON. Clients order data frames by the first.
+COLUMNS = "columns"
+LABELS = "labels"
+_MOST_LABELS = 1000
 
 
-def metadata_tensors(specs: Iterable[TensorSpec]) -> Iterator[tuple[str, str, Shape, dict[str, bool | str]]]:
-    """Yield name, datatype, shape and parameters of each tensor of known datatype: the mark of any rank, and the
-    default content type.
+def metadata_tensors(
+    specs: Iterable[TensorSpec], labels: Mapping[str, ClassLabels]
+) -> Iterator[tuple[str, str, Shape, dict[str, bool | str]]]:
+    """Yield name, datatype, shape and parameters of each tensor of known datatype: the mark of any rank, the default
+    content type, and the names of columns and classes.
 
     OIP cannot describe a tensor of unknown datatype.
     """
@@ -110,6 +126,10 @@ def metadata_tensors(specs: Iterable[TensorSpec]) -> Iterator[tuple[str, str, Sh
             parameters: dict[str, bool | str] = {"content_type": spec.content_type} if spec.content_type else {}
             if spec.shape is None:
                 parameters[ANY_RANK] = True
+            if spec.columns:
+                parameters[COLUMNS] = fast_json.dumps(spec.columns).decode()
+            if spec.name in labels and len(labels[spec.name].names) <= _MOST_LABELS:
+                parameters[LABELS] = fast_json.dumps(labels[spec.name].names).decode()
             yield spec.name, spec.datatype.name, _ONE_AXIS if spec.shape is None else spec.shape, parameters
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from dragoman.core.calls import (
     Call,
+    ClassLabels,
     Describe,
     DescribeServer,
     Index,
@@ -182,8 +183,9 @@ def _model_metadata(request: GrpcRequest) -> EngineCall[ModelDescription, bytes]
         return m.ModelMetadataResponse(
             name=model.name,
             **oip.platform_and_versions(model),
-            inputs=_tensor_metadata(model.signature.inputs),
-            outputs=_tensor_metadata(model.signature.outputs),
+            inputs=_tensor_metadata(model.signature.inputs, {}),
+            outputs=_tensor_metadata(model.signature.outputs, model.labels),
+            properties={"content_type": model.signature.content_type} if model.signature.content_type else {},
         )
 
     message = m.parse_message(m.ModelMetadataRequest, request.body)
@@ -203,10 +205,10 @@ def _model_statistics(request: GrpcRequest) -> EngineCall[tuple[ModelStatistics,
     return _message_call(read, statistics_message)
 
 
-def _tensor_metadata(specs: tuple[TensorSpec, ...]) -> list[Any]:
+def _tensor_metadata(specs: tuple[TensorSpec, ...], labels: Mapping[str, ClassLabels]) -> list[Any]:
     message = m.ModelMetadataResponse.TensorMetadata
     tensors = []
-    for name, datatype, shape, parameters in oip.metadata_tensors(specs):
+    for name, datatype, shape, parameters in oip.metadata_tensors(specs, labels):
         tensor = message(name=name, datatype=datatype, shape=shape)
         for key, value in parameters.items():
             if isinstance(value, str):

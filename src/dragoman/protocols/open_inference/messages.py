@@ -31,7 +31,7 @@ class ModelNames(msgspec.Struct):
 
 class TensorMetadata(msgspec.Struct, omit_defaults=True):
     """An input or output of a model; -1 is an axis of any length. The parameter `any_rank` marks any shape,
-    `content_type` names the default codec."""
+    `content_type` names the default codec; `columns` and `labels` are the names of columns and classes, as JSON."""
 
     name: str
     datatype: str

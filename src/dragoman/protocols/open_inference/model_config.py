@@ -128,6 +128,6 @@ def _file_name(path: str) -> str:
 
 def _tensors(specs: tuple[TensorSpec, ...], skipped_axes: int) -> Iterable[tuple[dict[str, Any], TensorSpec]]:
     known = [spec for spec in specs if spec.datatype is not None]
-    for spec, (name, datatype, shape, _) in zip(known, metadata_tensors(known), strict=True):
+    for spec, (name, datatype, shape, _) in zip(known, metadata_tensors(known, {}), strict=True):
         data_type = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
         yield {"name": name, "data_type": data_type, "dims": shape[skipped_axes:]}, spec

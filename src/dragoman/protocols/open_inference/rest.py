@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from dragoman.core.calls import (
+    ClassLabels,
     Describe,
     DescribeServer,
     Handled,
@@ -226,8 +227,8 @@ class OpenInferenceRest:
             return message_response(
                 ModelMetadata(
                     model.name,
-                    inputs=_metadata(model.signature.inputs),
-                    outputs=_metadata(model.signature.outputs),
+                    inputs=_metadata(model.signature.inputs, {}),
+                    outputs=_metadata(model.signature.outputs, model.labels),
                     **platform_and_versions(model),
                     parameters={"content_type": content_type} if content_type else {},
                     details=public_details(model),
@@ -342,8 +343,8 @@ def _envelope(response: Response[Inference], id_: str | None, outputs: list[Any]
     return envelope
 
 
-def _metadata(specs: tuple[TensorSpec, ...]) -> list[TensorMetadata]:
+def _metadata(specs: tuple[TensorSpec, ...], labels: Mapping[str, ClassLabels]) -> list[TensorMetadata]:
     return [
         TensorMetadata(name, datatype, shape, parameters)
-        for name, datatype, shape, parameters in metadata_tensors(specs)
+        for name, datatype, shape, parameters in metadata_tensors(specs, labels)
     ]

@@ -90,7 +90,7 @@ class Matrix:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         width = -1 if self.samples is None else len(self.samples)
-        return (TensorSpec("input", FP64, (-1, width), accepts=NUMERIC),)
+        return (TensorSpec("input", FP64, (-1, width), accepts=NUMERIC, columns=self.names or ()),)
 
     def rows(self, tensors: Mapping[str, Tensor]) -> Any:
         (tensor,) = tensors.values()

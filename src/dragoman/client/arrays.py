@@ -1,0 +1,135 @@
+"""Arrays of any library as tensors, and tensors in the datatype that a model declares.
+
+Libraries are recognised by the protocols of their objects; none is imported.
+"""
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from dragoman.core.datatypes import BYTES, FP64, Array, Datatype, round_to
+from dragoman.core.errors import InvalidInput
+from dragoman.core.signature import TensorSpec
+from dragoman.core.tensor import Tensor
+
+_SHOWN_VALUES = 3
+_EXACT_IN_FP64 = 1 << 53
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array of a library: of NumPy, or one that supports NumPy's or DLPack's protocol."""
+    return isinstance(value, np.ndarray) or (
+        not isinstance(value, (type, np.generic))
+        and any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__dlpack__"))
+    )
+
+
+def to_array(value: Any) -> Any:
+    """Return the NumPy array of an array on any device; a value without such a protocol is returned as it is.
+
+    Gradients of PyTorch are left out. Raises InvalidInput if the library cannot export the array.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidInput("masked arrays are not supported: fill the array first")
+    if isinstance(value, np.ndarray) or not is_array(value):
+        return value
+    try:
+        return _exported(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        name = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+        raise InvalidInput(f"a {name} cannot be converted to a NumPy array ({error}): convert it first") from error
+
+
+def _exported(value: Any) -> Array:
+    if hasattr(value, "detach") and hasattr(value, "cpu"):  # PyTorch: gradients and devices
+        value = value.detach().cpu()
+        for name in ("resolve_conj", "resolve_neg"):
+            value = getattr(value, name, lambda same=value: same)()
+        if str(getattr(value, "dtype", "")) == "torch.bfloat16":  # NumPy has no such dtype of its own
+            bits: Array = value.contiguous().view(sys.modules["torch"].int16).numpy()
+            return bits.view(ml_dtypes.bfloat16)
+    elif hasattr(value, "__cuda_array_interface__") and hasattr(value, "get"):  # CuPy
+        value = value.get()
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    return np.from_dlpack(value)
+
+
+def fit(tensor: Tensor, spec: TensorSpec, cast: bool) -> Tensor:
+    """Return a tensor in the datatype of a model's input, if that changes no value; else the tensor as it is.
+
+    A larger datatype that holds every value is lossless, and FP64 for integers of 64 bits that it holds exactly. With
+    `cast` any numbers are converted: to floats by rounding to nearest, to integers and BOOL only without loss. Raises
+    InvalidInput that names values which do not fit.
+    """
+    source, target = tensor.datatype, spec.datatype
+    if target is None or source is target or BYTES in (source, target):
+        return tensor
+    if cast:
+        return _replaced(tensor, _cast(tensor.data, target), target)
+    if not np.can_cast(source.dtype, target.dtype, "safe"):
+        return tensor
+    if target is FP64 and source.kind in ("int", "uint") and source.size == FP64.size and not _is_exact(tensor.data):
+        return tensor  # NumPy calls it safe, and rounds
+    return _replaced(tensor, tensor.data.astype(target.dtype), target)
+
+
+def hint(tensor: Tensor, spec: TensorSpec) -> str:
+    """Return how to convert a tensor of another datatype than the model declares; "" if nothing is to be converted."""
+    source, target = tensor.datatype, spec.datatype
+    if target is None or source is target or BYTES in (source, target):
+        return ""
+    dtype = target.dtype.name
+    name = f"np.{dtype}" if target.wire_view is None else f"ml_dtypes.{dtype}"
+    return f"convert the array with .astype({name}), or pass cast=True"
+
+
+def _replaced(tensor: Tensor, array: Array, datatype: Datatype) -> Tensor:
+    return Tensor(array, datatype, tensor.parameters)
+
+
+def _is_exact(integers: Array) -> bool:
+    """Return whether FP64 holds every integer."""
+    large = integers[(integers > _EXACT_IN_FP64) | (integers < -_EXACT_IN_FP64)]
+    return all(int(float(each)) == each for each in large.tolist())
+
+
+def _cast(array: Array, target: Datatype) -> Array:
+    if target.kind == "float":
+        try:
+            return round_to(array, target)
+        except InvalidInput:
+            with np.errstate(over="ignore", invalid="ignore"):
+                rounded = array.astype(target.dtype)
+            raise _unfit(array, np.isfinite(array) & ~np.isfinite(rounded), target) from None
+    lost: Array = (array != 0) & (array != 1) if target.kind == "bool" else ~_within(array, target)
+    if lost.any():
+        raise _unfit(array, lost, target)
+    return array.astype(target.dtype)
+
+
+def _within(array: Array, target: Datatype) -> Array:
+    """Return which elements are integers of a datatype."""
+    limits = np.iinfo(target.dtype)
+    whole: Array
+    if array.dtype.kind in "biu":
+        whole = (array >= limits.min) & (array <= limits.max)
+        return whole
+    numbers = array.astype(np.float64)  # lossless; the bounds are powers of two, which it holds
+    with np.errstate(invalid="ignore"):
+        whole = (numbers >= float(limits.min)) & (numbers < float(limits.max + 1)) & (np.floor(numbers) == numbers)
+    return whole
+
+
+def _unfit(array: Array, lost: Array, target: Datatype) -> InvalidInput:
+    at = np.argwhere(lost)
+    shown = ", ".join(f"{array[tuple(index)]}{_position(index.tolist())}" for index in at[:_SHOWN_VALUES])
+    more = f" and {len(at) - _SHOWN_VALUES} more values" if len(at) > _SHOWN_VALUES else ""
+    verb = "does" if len(at) == 1 else "do"
+    return InvalidInput(f"{shown}{more} {verb} not fit into {target}")
+
+
+def _position(index: list[int]) -> str:
+    return f" at {index}" if index else ""

@@ -1,0 +1,145 @@
+"""Pictures as inputs: images of Pillow and image files as arrays of pixels."""
+
+import io
+from os import PathLike
+from typing import Any, Literal
+
+import numpy as np
+
+from dragoman.core.datatypes import BYTES, UINT8, Array
+from dragoman.core.errors import InvalidInput
+from dragoman.core.signature import TensorSpec
+from dragoman.core.tensor import Tensor
+
+Layout = Literal["NCHW", "NHWC"]
+Fit = Literal["stretch", "letterbox", "crop"]
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+# What detectors are trained with around a picture of another shape.
+_GREY = 114
+
+
+def picture(
+    image: Any,
+    *,
+    size: int | tuple[int, int] | None = None,
+    layout: Layout = "NCHW",
+    scale: float | None = None,
+    mean: Any = None,
+    std: Any = None,
+    fit: Fit = "stretch",
+    channels: int = 3,
+) -> Array:
+    """Return a picture as an array [1, channels, height, width], or [1, height, width, channels] for "NHWC".
+
+    image: a path, the bytes of an image file, or an image of Pillow; turned upright as its EXIF data say.
+    size: (height, width) in pixels, or one number for both; None keeps the size of the picture.
+    fit: how a picture of another shape gets that size: "stretch" ignores its proportions, "letterbox" adds grey (114)
+    borders, "crop" cuts off what is too much.
+    scale: factor of the pixels, such as 1 / 255 for 0 to 1; the array is then float32, else uint8 with 0 to 255.
+    mean, std: subtracted and divided by after scaling, one number or one for each channel.
+    channels: 1 for grey, 3 for RGB, 4 with transparency; three channels leave transparency out.
+
+    Needs Pillow: pip install 'dragoman[images]'. Raises InvalidInput if the image cannot be read or an argument is
+    invalid.
+    """
+    if channels not in _MODES:
+        raise InvalidInput(f"channels: expected 1, 3 or 4, got {channels!r}")
+    if layout not in ("NCHW", "NHWC"):
+        raise InvalidInput(f"layout: expected 'NCHW' or 'NHWC', got {layout!r}")
+    if fit not in ("stretch", "letterbox", "crop"):
+        raise InvalidInput(f"fit: expected 'stretch', 'letterbox' or 'crop', got {fit!r}")
+    opened = _open(image).convert(_MODES[channels])
+    if size is not None:
+        opened = _resized(opened, *((size, size) if isinstance(size, int) else size), fit)
+    pixels = np.asarray(opened).reshape(1, opened.height, opened.width, channels)
+    if scale is not None or mean is not None or std is not None:
+        pixels = pixels.astype(np.float32) * np.float32(1 if scale is None else scale)
+        pixels -= np.asarray(0 if mean is None else mean, np.float32)
+        pixels /= np.asarray(1 if std is None else std, np.float32)
+    return np.ascontiguousarray(pixels if layout == "NHWC" else pixels.transpose(0, 3, 1, 2))
+
+
+def is_picture(value: Any) -> bool:
+    """Return whether a value is an image of Pillow, or a list of them."""
+    if isinstance(value, list):
+        return bool(value) and all(map(is_picture, value))
+    return type(value).__module__.partition(".")[0] == "PIL" and hasattr(value, "getbands")
+
+
+def takes_pixels(spec: TensorSpec) -> bool:
+    """Return whether an input takes numbers, not files or values that its model decodes."""
+    return spec.datatype not in (None, BYTES) and not spec.content_type
+
+
+def picture_to_tensor(value: Any, spec: TensorSpec) -> Tensor:
+    """Return pictures as the pixels of an input, unless that needs a choice: of a size, a scale or a layout.
+
+    Raises InvalidInput that says what to call then.
+    """
+    images = value if isinstance(value, list) else [value]
+    axes = _axes(spec)
+    if axes is None:
+        shape = "any shape" if spec.shape is None else f"shape {list(spec.shape)}"
+        raise InvalidInput(f"a picture needs an input [N, 3, H, W] or [N, H, W, 3], and this one has {shape}")
+    layout, channels, height, width = axes
+    sizes = {(image.height, image.width) for image in images}
+    needed = tuple(own if free == -1 else free for own, free in zip(min(sizes), (height, width), strict=True))
+    call = [f"size={needed}"] if sizes != {needed} else []
+    call += [f'layout="{layout}"'] + ([f"channels={channels}"] if channels != 3 else [])
+    if spec.datatype is not UINT8:
+        call.append("scale=1 / 255")
+    if sizes != {needed} or spec.datatype is not UINT8:
+        got = ", ".join(f"{h} x {w}" for h, w in sorted(sizes))
+        taken = f"pictures of {'any' if height == -1 else height} x {'any' if width == -1 else width} pixels"
+        zero_to_one = "" if spec.datatype is UINT8 else " (1 / 255 for values from 0 to 1, 1 for 0 to 255)"
+        raise InvalidInput(
+            f"expected {taken} as {spec.datatype}, got {got}: convert it with "
+            f"dragoman.client.picture(image, {', '.join(call)}){zero_to_one}"
+        )
+    return Tensor.of(np.concatenate([picture(each, layout=layout, channels=channels) for each in images]))
+
+
+def _axes(spec: TensorSpec) -> tuple[Layout, int, int, int] | None:
+    """Return layout, channels, height and width of an input of pictures; None if it is not one."""
+    shape = spec.shape
+    if shape is None or len(shape) != 4:
+        return None
+    if shape[1] in _MODES:
+        return "NCHW", shape[1], shape[2], shape[3]
+    return ("NHWC", shape[3], shape[1], shape[2]) if shape[3] in _MODES else None
+
+
+def _open(image: Any) -> Any:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise ImportError(f"pictures need the package 'pillow' ({error}): pip install 'dragoman[images]'") from None
+    if isinstance(image, (str, PathLike, bytes, bytearray, memoryview)):
+        source = image if isinstance(image, (str, PathLike)) else io.BytesIO(image)
+        try:
+            image = Image.open(source)
+            image.load()
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise InvalidInput(f"the image cannot be read: {error}") from error
+    elif not is_picture(image):
+        raise InvalidInput(f"expected a path, bytes or an image of Pillow, got {type(image).__name__}")
+    if len(image.getbands()) == 1 and image.mode not in ("1", "L", "P"):
+        raise InvalidInput(f"expected 8 bits for each channel, got an image of mode {image.mode}: convert it first")
+    return ImageOps.exif_transpose(image)
+
+
+def _resized(image: Any, height: int, width: int, fit: Fit) -> Any:
+    from PIL import Image, ImageOps
+
+    if height < 1 or width < 1:
+        raise InvalidInput(f"size: expected (height, width) of at least one pixel, got ({height}, {width})")
+    target = width, height
+    if image.size == target:
+        return image
+    if fit == "stretch":
+        return image.resize(target, Image.Resampling.BILINEAR)
+    if fit == "crop":
+        return ImageOps.fit(image, target, Image.Resampling.BILINEAR)
+    color = _GREY if len(image.getbands()) == 1 else (_GREY,) * len(image.getbands())
+    return ImageOps.pad(image, target, Image.Resampling.BILINEAR, color=color)
