@@ -208,7 +208,7 @@ async def test_values_are_not_changed(server: Server, folder: Path, capsys: pyte
         (["Rows", "x=1", "x=2"], "input 'x' has two values"),
         (
             ["Rows", "one"],
-            "input 'x': expected FP32 as 1,2,3, JSON, or a file (.npy, .json, .csv, .tsv, .parquet), got 'one'",
+            "input 'x': expected FP32 as 1,2,3, JSON, or a file (.npy, .json, .csv, .tsv, .parquet, .png, ",
         ),
         (["Rows", "1_0,2,3,4"], "input 'x': expected FP32 as 1,2,3"),
         (["Rows", "1,2,3,1e400"], "input 'x': expected a number within 1.8e308, got 1e400"),

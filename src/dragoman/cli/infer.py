@@ -7,7 +7,7 @@ from typing import Any
 
 from dragoman.cli.connection import KEY_HELP, ServerConnection, add_connection_arguments
 from dragoman.cli.models import ModelPage, describe_tensor
-from dragoman.cli.terminal import printable, table
+from dragoman.cli.terminal import colour_text, printable, table
 from dragoman.core.errors import InvalidInput, ServerError
 from dragoman.core.options import suggestion
 
@@ -17,6 +17,8 @@ VALUE:
   '[[1, 2], [3, 4]]'     JSON
   photo.npy, data.json             a file
   data.csv, data.csv:age,height    a table (csv, tsv, parquet) with a row on each line, or some of its columns
+  photo.jpg, a.png,b.png           pictures (png, jpg, webp, bmp) as pixels in the declared size and layout
+  speech.wav                       a sound as samples of one channel, from -1 to 1
   any other text         text, for a model that expects it
 Without NAME= the value is for the only input of the model; put -- before values that begin with -.
 --data has all inputs at once: JSON, or a file, or - for standard input; a CSV file has a column for each input, or all
@@ -28,6 +30,8 @@ examples:
   dragoman infer http://127.0.0.1:8080 iris X=5.1,3.5,1.4,0.2
   dragoman infer grpc://127.0.0.1:8081 iris --data flowers.csv --output label --json
   dragoman infer http://127.0.0.1:8080 iris X=flowers.csv:sepal_length,sepal_width,petal_length,petal_width
+  dragoman infer http://127.0.0.1:8080 yolo photo.jpg --resize 640x640 --letterbox
+  dragoman infer http://127.0.0.1:8080 vad speech.wav --sample-rate 16000
   dragoman infer http://127.0.0.1:8080 iris --data flowers.csv --format csv > labels.csv
   dragoman infer http://127.0.0.1:8080 iris              shows the inputs of the model
   dragoman infer http://127.0.0.1:8080 iris --example    sends an example that the model answers
@@ -54,11 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--parameters", default="{}", metavar="JSON", help="parameters of the request")
     add("--stream", action="store_true", help="print the responses of a streaming model as they arrive")
     add_connection_arguments(parser, timeout_s=60.0)
+    add = parser.add_argument_group("pictures and sounds").add_argument
+    add("--resize", default="", metavar="WxH", help="size in pixels (default: that of the input or the example)")
+    add("--letterbox", action="store_true", help="keep the proportions, with grey borders")
+    add("--scale", default="", metavar="RANGE", help="LOW..HIGH, or imagenet (default: 0..1 for floats, else 0..255)")
+    add("--layout", choices=("nchw", "nhwc"), default="", help="order of axes (default: where the channels are)")
+    add("--sample-rate", type=int, default=0, metavar="HZ", help="rate of a sound (default: that of the file)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Send the request and print the outputs; return the exit status."""
     from dragoman.cli.input_values import examples, missing_inputs, parse_inputs, parse_json
+    from dragoman.cli.media import Media
 
     parameters = parse_json(arguments.parameters, dict, "--parameters")
     if arguments.json:
@@ -75,7 +86,17 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.example:
             candidates = examples(connection, arguments.model, arguments.version, signature)
             return _try_examples(client, arguments, candidates, parameters, about)
-        inputs = parse_inputs(arguments.values, arguments.data, signature)
+        media = Media(
+            arguments.resize,
+            arguments.letterbox,
+            arguments.scale,
+            arguments.layout,
+            arguments.sample_rate,
+            about.example_shape,
+        )
+        inputs = parse_inputs(arguments.values, arguments.data, signature, media)
+        for note in media.notes:
+            print(colour_text(printable(note), "2", sys.stderr), file=sys.stderr)
         try:
             _infer(client, arguments, inputs, parameters, about)
         except InvalidInput as error:

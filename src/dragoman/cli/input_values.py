@@ -13,6 +13,7 @@ from urllib.parse import quote
 import numpy as np
 
 from dragoman.cli.connection import ServerConnection
+from dragoman.cli.media import MEDIA_SUFFIXES, Media
 from dragoman.cli.models import describe_tensor
 from dragoman.cli.table_files import TABLE_SUFFIXES, Table, read_table, split_columns
 from dragoman.core import documents
@@ -38,8 +39,9 @@ def parse_json(text: str, kind: type, flag: str) -> Any:
     return value
 
 
-def parse_inputs(words: Sequence[str], data: str | None, signature: Signature) -> Any:
+def parse_inputs(words: Sequence[str], data: str | None, signature: Signature, media: Media | None = None) -> Any:
     """Return the inputs of `Client.infer`. Raises InvalidInput that names an unknown input or an invalid value."""
+    media = media or Media()
     values: dict[str, Any] = {}
     if data is not None:
         file_values = _read_data(data, signature)
@@ -53,7 +55,8 @@ def parse_inputs(words: Sequence[str], data: str | None, signature: Signature) -
         values[name] = value
     _check_names(values, signature)
     specs = {spec.name: spec for spec in signature.inputs}
-    return {name: _convert(value, specs.get(name, TensorSpec(name))) for name, value in values.items()}
+    found = {name: _convert(value, specs.get(name, TensorSpec(name)), media) for name, value in values.items()}
+    return media.add_rate(found, signature)
 
 
 def examples(connection: ServerConnection, model: str, version: str, signature: Signature) -> Iterator[Any]:
@@ -106,7 +109,7 @@ def _split_word(word: str, signature: Signature) -> tuple[str, Any]:
     known = [spec.name for spec in signature.inputs]
     if equals and (name in known or name.isidentifier()):
         return name, value
-    if len(known) == 1:
+    if len(known) == 1 or (known and word.lower().endswith(MEDIA_SUFFIXES)):
         return known[0], word
     raise InvalidInput(f"expected NAME=VALUE with a name of {', '.join(known) or 'the model'}, got '{word}'")
 
@@ -130,17 +133,20 @@ def missing_inputs(inputs: Any, signature: Signature) -> str:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
-def _convert(value: Any, spec: TensorSpec) -> Any:
+def _convert(value: Any, spec: TensorSpec, media: Media) -> Any:
     """Return what the client takes for a raw value: a word, a list, or an array. The client converts the numbers."""
     try:
         if isinstance(value, str):
-            value = _parse(value, spec)
+            found = media.read(value, spec) if value.lower().endswith(MEDIA_SUFFIXES) else None
+            value = _parse(value, spec) if found is None else found
         if isinstance(value, np.ndarray):
             tensor = Tensor.of(value, spec.datatype)
             shape = _declared_shape(tensor.data.size, spec) if value.ndim == 1 else None
             return tensor if shape is None else Tensor(tensor.data.reshape(shape), tensor.datatype)
         values = value if isinstance(value, list) else [value]
         values = [_element(each, spec) for each in values]
+        if spec.shape == () and len(values) == 1 and not isinstance(values[0], (list, str, bytes)):
+            return Tensor.of(np.asarray(values[0]), spec.datatype)  # the client sends numbers as one element, [1]
     except InvalidInput as error:
         raise InvalidInput(f"input '{spec.name}': {error.message}") from error
     shape = _declared_shape(len(values), spec) if not any(isinstance(each, list) for each in values) else None
@@ -152,7 +158,7 @@ def _element(value: Any, spec: TensorSpec) -> Any:
     if isinstance(value, list):
         return [_element(each, spec) for each in value]
     if spec.datatype is BYTES:
-        return value if isinstance(value, str) else json.dumps(value)
+        return value if isinstance(value, (str, bytes)) else json.dumps(value)
     number = _scalar(value) if isinstance(value, str) else value
     if isinstance(number, str) and spec.datatype is not None:
         raise InvalidInput(f"expected {spec.datatype}, got {value!r}")
@@ -173,7 +179,8 @@ def _parse(text: str, spec: TensorSpec) -> Any:
         return values
     if spec.datatype is None:
         return [text]
-    raise InvalidInput(f"expected {spec.datatype} as 1,2,3, JSON, or a file ({', '.join(_SUFFIXES)}), got {text!r}")
+    suffixes = (*_SUFFIXES, *MEDIA_SUFFIXES)
+    raise InvalidInput(f"expected {spec.datatype} as 1,2,3, JSON, or a file ({', '.join(suffixes)}), got {text!r}")
 
 
 def _load_json(text: str) -> Any:

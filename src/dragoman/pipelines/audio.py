@@ -32,10 +32,7 @@ def read_audio(content: bytes, rate: int, where: str) -> Array:
     is not installed. `where` names the input in errors.
     """
     if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
-        try:
-            samples, given = _read_wav(content)
-        except (struct.error, ValueError) as error:
-            raise InvalidInput(f"{where}: expected a WAV file: {error}") from error
+        samples, given = read_wav(content, where)
         return resample(samples, given, rate, where)
     if not is_audio(content):
         raise InvalidInput(f"{where}: expected a WAV, FLAC, Ogg or MP3 file as bytes or base64, got {content[:40]!r}")
@@ -73,6 +70,19 @@ def resample(samples: Array, rate: int, wanted: int, where: str) -> Array:
         inside = np.clip(taps + width, 0, len(padded) - 1)
         result[start : start + len(position)] = (padded[inside] * weights).sum(1)
     return result
+
+
+def read_wav(content: bytes, where: str) -> tuple[Array, int]:
+    """Return the samples of a WAV file, FP32 [samples] from -1 to 1, and their rate in Hz.
+
+    Raises InvalidInput for another file, or one that is damaged. `where` names the input in errors.
+    """
+    if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
+        raise InvalidInput(f"{where}: expected a WAV file, got {content[:12]!r}")
+    try:
+        return _read_wav(content)
+    except (struct.error, ValueError) as error:
+        raise InvalidInput(f"{where}: expected a WAV file: {error}") from error
 
 
 def _read_wav(content: bytes) -> tuple[Array, int]:

@@ -1,0 +1,264 @@
+"""Pictures and sounds in files as inputs of a model.
+
+Size, layout and scale of a picture and the rate of a sound come from options, else from the signature and the example
+of the model. What was chosen is noted, for the user to see.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dragoman.core.datatypes import BYTES, Array
+from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.tensor import Tensor
+from dragoman.pipelines.audio import read_wav, resample
+
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+SOUND_SUFFIXES = (".wav",)
+MEDIA_SUFFIXES = (*PICTURE_SUFFIXES, *SOUND_SUFFIXES)
+_CHANNELS = (1, 3, 4)
+# Sizes of a picture for free axes: those of the example unless it is tiny, else multiples, as most networks need them.
+_LEAST_EXAMPLE, _MULTIPLE = 64, 32
+_MAX_PIXELS = 1 << 14  # of a side
+_IMAGENET = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_RANGE = re.compile(r"(-?[0-9.]+)\.\.(-?[0-9.]+)")
+# Names of inputs that take the rate of a sound.
+_RATE_NAMES = ("sr", "rate", "sample_rate", "sampling_rate")
+
+
+@dataclass
+class Media:
+    """Reads media for the inputs of a model.
+
+    resize: as `640` or `640x480` (width x height). scale: as `0..1` or `imagenet`. layout: nchw or nhwc. All "" and
+    sample_rate 0 if not given. example_shape: returns the shape of an input in the example of the model, () if unknown.
+    """
+
+    resize: str = ""
+    letterbox: bool = False
+    scale: str = ""
+    layout: str = ""
+    sample_rate: int = 0
+    example_shape: Callable[[str], tuple[int, ...]] = lambda _: ()
+    notes: list[str] = field(default_factory=list)
+    rate: int = 0  # of the sounds that were read
+
+    def read(self, text: str, spec: TensorSpec) -> Any:
+        """Return the array or the list of bytes for one or more files, separated by commas; None for another text.
+
+        Raises InvalidInput if a file or an option does not suit the input.
+        """
+        for suffixes, read in ((PICTURE_SUFFIXES, self._picture), (SOUND_SUFFIXES, self._sound)):
+            paths = [text] if Path(text).is_file() else text.split(",")
+            if all(path.lower().endswith(suffixes) for path in paths):
+                contents = [_content(path) for path in paths]
+                if spec.datatype is BYTES or spec.datatype is None:
+                    self._check_unused(spec)
+                    return contents
+                arrays = [read(path, content, spec) for path, content in zip(paths, contents, strict=True)]
+                if len({array.shape[1:] for array in arrays}) > 1:
+                    raise InvalidInput(f"expected files of one size, got {', '.join(_size(a) for a in arrays)}")
+                return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        return None
+
+    def add_rate(self, values: Mapping[str, Any], signature: Signature) -> dict[str, Any]:
+        """Return the values with the rate of the sound for an input that takes it, unless it has a value."""
+        found = dict(values)
+        for spec in signature.inputs if self.rate else ():
+            if spec.name in _RATE_NAMES and spec.name not in values:
+                found[spec.name] = [self.rate] if spec.shape else Tensor.of(np.asarray(self.rate), spec.datatype)
+                self.notes.append(f"{spec.name}={self.rate}")
+        return found
+
+    def _check_unused(self, spec: TensorSpec) -> None:
+        options = {"--resize": self.resize, "--letterbox": self.letterbox, "--scale": self.scale}
+        options |= {"--layout": self.layout, "--sample-rate": self.sample_rate}
+        if given := next((name for name, value in options.items() if value), ""):
+            raise InvalidInput(f"{given}: the model decodes files itself, as input '{spec.name}' of bytes")
+
+    # --- pictures ----------------------------------------------------------------------------------------------------
+
+    def _picture(self, path: str, content: bytes, spec: TensorSpec) -> Array:
+        from dragoman.client.pictures import picture
+
+        layout, channels, height, width = self._axes(spec)
+        own = _picture_size(path, content)
+        size = self._size(own, height, width)
+        options, scale = self._scale_options(spec, channels)
+        fit: Literal["stretch", "letterbox"] = "letterbox" if self.letterbox else "stretch"
+        if not (self.resize or height > 0 or width > 0) and size != own:
+            fit = "letterbox"
+        try:
+            pixels = picture(content, size=size, layout=layout, channels=channels, fit=fit, **options)
+        except InvalidInput as error:
+            raise InvalidInput(f"'{path}': {error.message}") from error
+        how = "" if size == own else f" to {size[1]}x{size[0]}{' with borders' if fit == 'letterbox' else ''}"
+        self.notes.append(f"{path}: {own[1]}x{own[0]}{how}, values {scale}, {layout}")
+        pixels = _as_type(pixels, spec)
+        shape = spec.shape or ()
+        if len(shape) == 2:
+            return pixels.reshape(1, -1)
+        return pixels[0] if len(shape) == 3 else pixels
+
+    def _axes(self, spec: TensorSpec) -> tuple[Literal["NCHW", "NHWC"], int, int, int]:
+        """Return layout, channels, height and width of an input; -1 for a free size."""
+        shape = tuple(spec.shape or ())
+        example = self.example_shape(spec.name)
+        if len(shape) == 2 and math.isqrt(max(0, shape[1])) ** 2 == shape[1] > 1:  # rows of pixels
+            side = math.isqrt(shape[1])
+            return "NCHW", 1, side, side
+        if len(shape) not in (3, 4):
+            shown = "no shape" if spec.shape is None else str(list(shape))
+            raise InvalidInput(f"a picture needs an input [N,C,H,W], [N,H,W,C] or [N, pixels of a square], got {shown}")
+        inner, known = shape[-3:], (example if len(example) == len(shape) else shape)[-3:]
+        # Of [4,4,3] both ends may be channels: pictures are rather square.
+        is_last = known[2] in _CHANNELS and (known[0] not in _CHANNELS or known[0] == known[1])
+        layout: Literal["NCHW", "NHWC"] = "NHWC" if is_last else "NCHW"
+        if self.layout:
+            layout = "NHWC" if self.layout == "nhwc" else "NCHW"
+        at = (0, 1, 2) if layout == "NCHW" else (2, 0, 1)
+        channels = inner[at[0]]
+        if channels < 0:
+            channels = known[at[0]] if known[at[0]] in _CHANNELS else 3
+        if channels not in _CHANNELS:
+            raise InvalidInput(f"--layout: expected 1, 3 or 4 channels, and as {layout} {list(shape)} has {channels}")
+        height, width = inner[at[1]], inner[at[2]]
+        if height < 0 and width < 0 and not self.resize and min(known[at[1]], known[at[2]]) >= _LEAST_EXAMPLE:
+            height, width = known[at[1]], known[at[2]]
+        return layout, channels, height, width
+
+    def _size(self, own: tuple[int, int], height: int, width: int) -> tuple[int, int]:
+        """Return height and width for a picture, whose own ones are given, and for an input."""
+        if self.resize:
+            wanted = _parse_size(self.resize)
+            if any(fixed not in (-1, each) for fixed, each in zip((height, width), wanted, strict=True)):
+                raise InvalidInput(f"--resize: the input takes {width}x{height} (-1: any), got {self.resize}")
+            return wanted
+        if height < 0 and width < 0:
+            return _multiple(own[0]), _multiple(own[1])
+        if height < 0 or width < 0:  # in proportion
+            factor = height / own[0] if height > 0 else width / own[1]
+            return (height, max(1, round(own[1] * factor))) if height > 0 else (max(1, round(own[0] * factor)), width)
+        return height, width
+
+    def _scale_options(self, spec: TensorSpec, channels: int) -> tuple[dict[str, Any], str]:
+        """Return what the pixels are multiplied by, and its name."""
+        assert spec.datatype is not None
+        is_float = spec.datatype.kind == "float"
+        scale = self.scale or ("0..1" if is_float else "-128..127" if spec.datatype.name == "INT8" else "0..255")
+        if scale == "imagenet":
+            if channels != 3 or not is_float:
+                raise InvalidInput("--scale imagenet: expected an input of floats with three channels")
+            return dict(_IMAGENET), scale
+        found = _RANGE.fullmatch(scale)
+        try:
+            low, high = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+        except ValueError:
+            low = high = 0.0
+        if not low < high:
+            raise InvalidInput(f"--scale: expected LOW..HIGH, such as 0..1, or imagenet, got '{scale}'")
+        if not is_float and (high - low < 255 or not _fits(low, spec) or not _fits(high, spec)):
+            raise InvalidInput(f"--scale: {spec.datatype} does not hold values {scale}")
+        return ({} if (low, high) == (0, 255) else {"scale": (high - low) / 255, "mean": -low}), scale
+
+    # --- sounds ------------------------------------------------------------------------------------------------------
+
+    def _sound(self, path: str, content: bytes, spec: TensorSpec) -> Array:
+        where = f"'{path}'"
+        samples, own = read_wav(content, where)
+        rate = self.sample_rate or own
+        samples = resample(samples, own, rate, where)
+        if self.rate not in (0, rate):
+            raise InvalidInput(f"expected sounds of one rate, got {self.rate} and {rate} Hz: give --sample-rate")
+        self.rate = rate
+        changed = "" if rate == own else f" to {rate} Hz"
+        note = f"{path}: {len(samples)} samples, {own} Hz{changed}"
+        assert spec.datatype is not None
+        if spec.datatype.name == "INT16":
+            samples = np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)
+        elif spec.datatype.kind != "float":
+            raise InvalidInput(f"a sound needs an input of floats, INT16 or bytes, got {spec.datatype}")
+        placed = _place(samples, spec)
+        if placed.size != len(samples):
+            rows = f"{len(placed)} windows of " if len(placed) > 1 else ""
+            note += f", as {rows}{placed.size // len(placed) if rows else placed.size} with zeros at the end"
+        self.notes.append(note)
+        return _as_type(placed, spec)
+
+
+def _place(samples: Array, spec: TensorSpec) -> Array:
+    """Return samples in the declared shape: along its last axis that is not 1, in windows if that is shorter."""
+    shape = tuple(spec.shape) if spec.shape is not None else (-1,)
+    if not shape:
+        raise InvalidInput("a sound needs an input with an axis of samples")
+    at = next((i for i in reversed(range(len(shape))) if shape[i] != 1), len(shape) - 1)
+    others = [length for i, length in enumerate(shape) if i != at]
+    if any(length not in (-1, 1) for length in others):
+        raise InvalidInput(f"a sound of one channel needs other axes of length 1, got {list(shape)}")
+    length = shape[at] if shape[at] > 0 else len(samples)
+    windows = max(1, math.ceil(len(samples) / length))
+    if windows > 1 and (at == 0 or shape[0] != -1):
+        raise InvalidInput(f"expected {length} samples, got {len(samples)}: cut the file")
+    padded = np.pad(samples, (0, windows * length - len(samples)))
+    return padded.reshape([length if i == at else windows if i == 0 else 1 for i in range(len(shape))])
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _content(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"'{path}' cannot be read: {error.strerror}") from error
+
+
+def _picture_size(path: str, content: bytes) -> tuple[int, int]:
+    """Return height and width, as the picture is turned by its EXIF data."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise NotSupported(f"'{path}' needs the package 'pillow': pip install 'dragoman[images]'") from error
+    import io
+
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            turned = ImageOps.exif_transpose(image)
+            return turned.height, turned.width
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InvalidInput(f"'{path}' cannot be read as a picture: {error}") from error
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text)
+    if found is None or not all(0 < int(n) <= _MAX_PIXELS for n in found.groups() if n):
+        raise InvalidInput(f"--resize: expected WIDTHxHEIGHT in pixels, such as 640x480, or one number, got '{text}'")
+    return int(found[2] or found[1]), int(found[1])
+
+
+def _multiple(length: int) -> int:
+    return max(1, math.ceil(length / _MULTIPLE)) * _MULTIPLE
+
+
+def _as_type(array: Array, spec: TensorSpec) -> Array:
+    assert spec.datatype is not None
+    whole = spec.datatype.kind != "float" and array.dtype.kind == "f"
+    return (np.rint(array) if whole else array).astype(spec.datatype.dtype)
+
+
+def _fits(value: float, spec: TensorSpec) -> bool:
+    assert spec.datatype is not None
+    if spec.datatype.kind not in ("int", "uint"):
+        return False
+    limits = np.iinfo(spec.datatype.dtype)
+    return limits.min <= value <= limits.max
+
+
+def _size(array: Array) -> str:
+    return "x".join(map(str, array.shape[1:]))
