@@ -100,6 +100,7 @@ async def test_try_again_replaces_the_last_answer(browser: Browser) -> None:
     await ask(browser, "call !calls", "call 1")
     await browser.press("Try again")
     await browser.page.locator(".message.assistant").get_by_text("call 2").wait_for()
+    assert await browser.focused() == "textarea Message"
     assert await browser.page.locator(".message").count() == 2
     first, second = Talker.requests
     assert contents(first) == contents(second) == [("user", "call !calls")]
@@ -474,7 +475,7 @@ async def test_the_box_is_always_visible_and_the_end_is_followed(browser: Browse
 
 async def test_keys(browser: Browser) -> None:
     page = browser.page
-    await page.focus("#draft")
+    assert await browser.focused() == "textarea Message"
     await page.keyboard.type("one")
     await page.keyboard.press("Shift+Enter")
     await page.keyboard.type("two")

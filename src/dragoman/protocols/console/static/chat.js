@@ -70,7 +70,11 @@ export function Chat({ name, details }) {
   };
   const run = (abort) => setRunning((current.current.running = abort));
 
+  // Not on a phone, where a keyboard would cover the page.
+  const focusInput = () => matchMedia("(hover: hover)").matches && input.current.focus({ preventScroll: true });
+
   useEffect(() => {
+    if (["BODY", "MAIN"].includes(document.activeElement.tagName)) focusInput();
     addEventListener("pagehide", save);
     return () => {
       removeEventListener("pagehide", save);
@@ -96,6 +100,7 @@ export function Chat({ name, details }) {
     setProblem("");
     setEditing(null);
     toEnd();
+    focusInput(); // the button that was pressed may be gone
     answer(request, history);
     return true;
   }
