@@ -66,7 +66,7 @@ async def test_a_text_models_page_opens_with_its_chat(browser: Browser) -> None:
 
 
 async def test_a_suggestion_is_sent(browser: Browser) -> None:
-    await browser.page.locator(".suggestions button").first.click()
+    await browser.page.locator(".chat-suggestions button").first.click()
     await browser.page.locator(".message.assistant").get_by_text("seed").wait_for()
     (call,) = Talker.requests
     assert contents(call) == [("user", "Explain what a gradient is, with an example from daily life.")]
@@ -78,7 +78,7 @@ async def test_markup_in_an_answer_stays_text(browser: Browser) -> None:
     assert await shown.inner_text() == "say <b>hello</b> <img src=x onerror=alert(1)>"
     assert await browser.page.locator(".messages img").count() == 0
     await browser.press("Raw text")
-    assert await browser.page.locator(".message.assistant .raw").inner_text() == (
+    assert await browser.page.locator(".message.assistant .chat-raw").inner_text() == (
         "say <b>hello</b> <img src=x onerror=alert(1)>"
     )
 
@@ -267,7 +267,7 @@ async def test_without_a_chat_template_a_text_is_continued(browser: Browser) -> 
     await page.get_by_label("Text to continue").fill("Once **upon** a time")
     await page.keyboard.press("Enter")
     await page.locator(".message.assistant").get_by_text("seed").wait_for()
-    assert await page.locator(".message.assistant .raw").inner_text() == "Once **upon** a time"
+    assert await page.locator(".message.assistant .chat-raw").inner_text() == "Once **upon** a time"
     (call,) = Writer.requests
     assert call.prompts == ("Once **upon** a time",)
     assert call.sampling.max_new_tokens == 50, "expected half of the context"
@@ -454,6 +454,8 @@ async def test_the_box_is_always_visible_and_the_end_is_followed(browser: Browse
     page = browser.page
     await page.set_viewport_size(size)
     assert await page.evaluate(IN_VIEW, "#draft")
+    width = "(selector) => document.querySelector(selector).getBoundingClientRect().width"
+    assert await page.evaluate(width, ".chat-box") == await page.evaluate(width, ".chat")
     await ask(browser, LONG, "Paragraph 59")
     assert await page.evaluate(AT_END)
     await page.fill("#draft", f"{LONG}\n\n!wait {LONG}")

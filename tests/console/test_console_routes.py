@@ -69,6 +69,15 @@ async def test_each_file_that_a_file_needs_is_served() -> None:
     assert {path.name for path in STATIC.glob("*.*s")} <= found, "files that nothing loads"
 
 
+async def test_the_console_is_small() -> None:
+    """The page with all of its files, as they are sent."""
+    async with serving(Doubler) as server:
+        compressed = {"accept-encoding": "gzip"}
+        names = ["/console", *(f"/console/assets/{name}" for name in routes._FILES)]
+        sizes = [len((await server.request("GET", name, None, compressed)).body) for name in names]
+    assert sum(sizes) < 120 * 1024
+
+
 @pytest.mark.parametrize("path", sorted(STATIC.glob("*.*")), ids=lambda path: path.name)
 def test_own_files_name_no_other_host_and_never_parse_markup(path: Path) -> None:
     text = path.read_text()

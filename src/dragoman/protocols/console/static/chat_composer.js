@@ -57,14 +57,14 @@ export function Composer(p) {
   return html`<form class="composer" onSubmit=${submit}>
     ${!p.isAtEnd && html`<button type="button" class="to-end" onClick=${p.onEnd} aria-label="To the end of the conversation">↓</button>`}
     ${p.problem && html`<p class="error" role="alert">${p.problem}</p>`}
-    <div class="box">
+    <div class="chat-box">
       ${isOpen && html`<${Settings} settings=${p.settings} mode=${p.mode} details=${p.details} onSettings=${p.onSettings} />`}
-      ${p.isEditing && html`<p class="editing">This replaces your last question. <button type="button" class="quiet" onClick=${p.onCancel}>Cancel</button></p>`}
-      ${images.length > 0 && html`<div class="pictures">${images.map((url, i) => html`<span><img src=${url} alt=${`Picture ${i + 1}`} />
+      ${p.isEditing && html`<p class="chat-editing">This replaces your last question. <button type="button" class="quiet" onClick=${p.onCancel}>Cancel</button></p>`}
+      ${images.length > 0 && html`<div class="chat-pictures">${images.map((url, i) => html`<span><img src=${url} alt=${`Picture ${i + 1}`} />
         <button type="button" class="quiet" aria-label=${`Remove picture ${i + 1}`} onClick=${() => p.onImages(images.filter((_, j) => j !== i))}>✕</button></span>`)}</div>`}
       <textarea id="draft" ref=${input} rows="1" aria-label=${label} placeholder=${label} value=${draft} enterkeyhint="send"
         onInput=${(e) => p.onDraft(e.target.value)} onKeyDown=${keys} onPaste=${paste}></textarea>
-      <div class="tools">
+      <div class="chat-tools">
         ${p.details.vision && html`<button type="button" class="quiet" onClick=${() => picker.current.click()}>Picture</button>
           <input ref=${picker} type="file" accept="image/*" multiple hidden aria-label="Picture"
             onChange=${(e) => (p.onFiles([...e.target.files]), (e.target.value = ""))} />`}

@@ -22,7 +22,7 @@ function Calls({ calls, onResults }) {
     const { elements } = event.target;
     onResults(calls.map(({ id, name }, i) => ({ role: "tool", id, name, text: elements[`result-${i}`].value })));
   };
-  return html`<form class="calls" onSubmit=${submit}>
+  return html`<form class="chat-calls" onSubmit=${submit}>
     ${calls.map(({ name, arguments: written }, i) => html`<div>
       <p>Calls <b>${name}</b> with</p><${CodeBlock} language="json" text=${pretty(written)} />
       ${onResults && html`<label>result of ${name} <input name=${`result-${i}`} required autocomplete="off" /></label>`}</div>`)}
@@ -30,9 +30,9 @@ function Calls({ calls, onResults }) {
 }
 
 function Question({ message: { text, images }, onEdit }) {
-  return html`${images.length > 0 && html`<div class="pictures">${images.map((url, i) => html`<img src=${url} alt=${`Picture ${i + 1} of the question`} />`)}</div>`}
+  return html`${images.length > 0 && html`<div class="chat-pictures">${images.map((url, i) => html`<img src=${url} alt=${`Picture ${i + 1} of the question`} />`)}</div>`}
     ${text && html`<div class="bubble">${text}</div>`}
-    <div class="actions">${onEdit && html`<button type="button" class="quiet" onClick=${onEdit}>Edit</button>`}
+    <div class="chat-actions">${onEdit && html`<button type="button" class="quiet" onClick=${onEdit}>Edit</button>`}
       ${text && html`<${CopyButton} text=${text} describes="Copy the question" />`}</div>`;
 }
 
@@ -41,14 +41,14 @@ function Answer({ message, isMarkdown, showsTokens, isRunning, onRetry, onResult
   const { text, reasoning, calls, tokens, error } = message;
   const hasTokens = showsTokens && tokens.length > 0;
   const isDone = !isRunning;
-  return html`${reasoning && html`<details class="reasoning"><summary>${isRunning && !text ? "Thinking …" : "Thoughts"}</summary><div class="raw">${reasoning}</div></details>`}
+  return html`${reasoning && html`<details class="reasoning"><summary>${isRunning && !text ? "Thinking …" : "Thoughts"}</summary><div class="chat-raw">${reasoning}</div></details>`}
     ${hasTokens
-      ? html`<div class="raw"><${Tokens} tokens=${tokens} /></div>`
-      : text && (isMarkdown && !isRaw ? html`<${Markdown} text=${text} />` : html`<div class="raw">${text}</div>`)}
-    ${isRunning && !text && html`<p class="writing" role="img" aria-label="The model is at work"><i></i><i></i><i></i></p>`}
+      ? html`<div class="chat-raw"><${Tokens} tokens=${tokens} /></div>`
+      : text && (isMarkdown && !isRaw ? html`<${Markdown} text=${text} />` : html`<div class="chat-raw">${text}</div>`)}
+    ${isRunning && !text && html`<p class="chat-writing" role="img" aria-label="The model is at work"><i></i><i></i><i></i></p>`}
     ${calls.length > 0 && html`<${Calls} calls=${calls} onResults=${onResults} />`}
     ${error && html`<p class="error" role="alert">${error}</p>`}
-    ${isDone && html`<div class="actions">
+    ${isDone && html`<div class="chat-actions">
       ${text && html`<${CopyButton} text=${text} describes="Copy the answer" />`}
       ${onRetry && html`<button type="button" class="quiet" onClick=${onRetry}>Try again</button>`}
       ${text && isMarkdown && !hasTokens && html`<button type="button" class="quiet" aria-pressed=${isRaw} onClick=${() => setRaw(!isRaw)}>Raw text</button>`}
@@ -62,5 +62,5 @@ export function Message({ message, isReplaced, ...options }) {
     <h2 class="visually-hidden">${name ? `Result of ${name}` : AUTHORS[role]}</h2>
     ${role === "user" && html`<${Question} message=${message} onEdit=${options.onEdit} />`}
     ${role === "assistant" && html`<${Answer} message=${message} ...${options} />`}
-    ${role === "tool" && html`<p>Result of <b>${name}</b></p><div class="raw">${text}</div>`}</section>`;
+    ${role === "tool" && html`<p>Result of <b>${name}</b></p><div class="chat-raw">${text}</div>`}</section>`;
 }
