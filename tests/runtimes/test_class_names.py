@@ -105,6 +105,16 @@ async def test_classes_of_a_converted_classifier(tmp_path: Path, names: tuple[st
     assert (kind_of(model), labels.names) == ("classifier", tuple(map(str, classifier.classes_)))
 
 
+@pytest.mark.parametrize(("own", "expected"), [(["0", "1", "2"], NAMES), (["a", "b", "c"], ("a", "b", "c"))])
+async def test_a_file_of_labels_replaces_numbers_but_no_names(
+    tmp_path: Path, own: list[str], expected: tuple[str, ...]
+) -> None:
+    path = save_onnx(tmp_path / "animals.onnx", [1, 3], {"names": str(own)})
+    (tmp_path / "labels.txt").write_text("cat\ndog\nfox\n")
+    (labels,) = (await describe(path)).labels.values()
+    assert labels.names == expected
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [

@@ -156,7 +156,7 @@ class Deployment:
             self._on_change()
             raise
         stated = {n: ClassLabels("", names) for n, names in loaded.labels.items()}
-        self.labels = {**shipped.labels, **stated, **self.labels}
+        self.labels = {**stated, **shipped.labels, **self.labels}
         self.description, self.examples = shipped.description, shipped.examples
         self._pool, self._loaded, self._binder, self.trial_error = pool, loaded, binder, trial.error
         self.example = trial.inputs or self.example

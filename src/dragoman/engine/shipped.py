@@ -4,7 +4,7 @@ All reading blocks and is bounded in size. A file that cannot be read says nothi
 are those of the trial.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,12 +43,17 @@ def read_shipped(spec: ModelSpec, loaded: Loaded) -> Shipped:
         folders = [*own_folders(spec)]
     except OSError:
         folders = []
-    has_labels = bool(loaded.labels or spec.labels)
+    has_labels = bool(spec.labels) or any(not _are_indices(names) for names in loaded.labels.values())
     return Shipped(
         loaded.description or next(filter(None, map(_readme, folders)), ""),
         {} if has_labels else next(filter(None, (_labels(each, loaded.signature) for each in folders)), {}),
         _examples(spec),
     )
+
+
+def _are_indices(names: Sequence[str]) -> bool:
+    """Return whether classes are called 0, 1, ..., as an estimator that was fitted with numbers calls them."""
+    return all(name == str(i) for i, name in enumerate(names))
 
 
 def _readme(folder: Path) -> str:
