@@ -5,6 +5,7 @@ import inspect
 import logging
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,7 +20,7 @@ from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for, spec_of_object
 from dragoman.server_transports import ServerTransports, make_kafka_input, make_worker_port
-from dragoman.settings import SETTINGS, Settings
+from dragoman.settings import GROUPS, SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system import event_loop, logs
 from dragoman.system.event_loop import StopSignals
@@ -266,7 +267,7 @@ class Server:
 
 
 def serve(*models: Any, handle_signals: bool = True, **settings: Unpack[SettingsArguments]) -> None:
-    """Serve models until the process gets SIGTERM or SIGINT; see `Server` for the other arguments.
+    """Serve models until the process gets SIGTERM or SIGINT: paths, `module:object`, or Python objects.
 
     Requests in flight are finished first, for at most `drain_s` seconds, so that a program in a container stops
     cleanly. On return the process has its previous signal handlers again. With `handle_signals=False` they stay as they
@@ -357,13 +358,33 @@ def _url_host(host: str) -> str:
 def _with_settings(function: Callable[..., Any]) -> inspect.Signature:
     """Return a signature with each setting as a keyword, for `help` and completion in notebooks."""
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    positional = [p for p in own if p.kind is inspect.Parameter.VAR_POSITIONAL]
     keyword = inspect.Parameter.KEYWORD_ONLY
     settings = [
         inspect.Parameter(name, keyword, default=option.default, annotation=option.type)
         for name, option in SETTINGS.items()
     ]
-    return inspect.Signature([*own, *settings])
+    return inspect.Signature([*positional, *settings, *(p for p in own if p not in positional)])
 
 
-serve.__signature__ = _with_settings(serve)  # type: ignore[attr-defined]
-Server.__signature__ = _with_settings(Server)  # type: ignore[attr-defined]
+def _settings_text() -> str:
+    """Return a list of the settings for docstrings: the most used ones with their meaning, the names of the others."""
+    lines = ["", "", "Keyword arguments, the most used first; docs/settings.md has the meaning of each:", ""]
+    for option in SETTINGS.values():
+        if option.common:
+            default = f" (default: {option.shown_default})" if option.shown_default else ""
+            lines += textwrap.wrap(f"{option.name}: {option.help}{default}", 112, subsequent_indent="    ")
+    for group in GROUPS:
+        names = ", ".join(option.name for option in SETTINGS.values() if option.group == group and not option.common)
+        lines += ["", *textwrap.wrap(f"{group}: {names}", 112, subsequent_indent="    ")]
+    return "\n".join(lines)
+
+
+def _show_settings(function: Any) -> None:
+    """Show the settings in the signature and the docstring of a function."""
+    function.__signature__ = _with_settings(function)
+    function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}{_settings_text()}"
+
+
+_show_settings(serve)
+_show_settings(Server)

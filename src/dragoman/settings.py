@@ -8,6 +8,7 @@ module by `scripts/settings-page`.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from dragoman.core.errors import InvalidInput
@@ -298,7 +299,8 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     ] = False
 
     model_name: Annotated[
-        str, Option("name of the only model that is served; default: the name of its file or folder", MODELS)
+        str,
+        Option("name of the only model that is served; default: the name of its file or folder", MODELS, common=True),
     ] = ""
     version_policy: Annotated[str, Option("versions to serve: latest, all, or a list such as 1,3", MODELS)] = "latest"
     version_weights_file: Annotated[
@@ -523,7 +525,14 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         return {**values(ModelOptions, self), "share_caches": self.share_caches or not self.needs_keys}
 
 
-SETTINGS: Mapping[str, Option] = options(Settings)
+def _order(option: Option) -> tuple[bool, int, bool]:
+    """Return the place of a setting: the most used ones first, then by group, those of the server before inherited."""
+    return not option.common, GROUPS.index(option.group), option.name not in Settings.__annotations__
+
+
+SETTINGS: Mapping[str, Option] = MappingProxyType(
+    {option.name: option for option in sorted(options(Settings).values(), key=_order)}
+)
 
 
 def parse_settings(*layers: Mapping[str, Any]) -> Settings:

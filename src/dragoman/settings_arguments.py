@@ -7,62 +7,48 @@ from typing import Literal, TypedDict
 
 
 class SettingsArguments(TypedDict, total=False):
-    """The fields of `dragoman.Settings`."""
+    """The fields of `dragoman.Settings`, the most used ones first, then by group."""
 
-    nonfinite: Literal["null", "literal", "error"]
-    grpc_output_contents: Literal["raw", "typed", "as-request"]
-    health_json: bool
-    web_pages: bool
-    metrics_path: str
-    metrics_as: Literal["", "vllm", "tgi", "triton"]
-    responses_as: Literal["", "mlserver"]
-    strict_parameters: bool
-    max_stored_responses: int
-    load_on_demand: bool
-    lmi_http_codes: str
-    trust_request_chat_template: bool
-    allow_config_override: bool
-    allow_file_override: Literal["no", "data", "code"]
-    max_json_depth: int
-    max_json_values: int
-    max_json_bytes: int
-    max_rank: int
-    max_elements: int
-    max_bytes_elements: int
-    max_tensors: int
-    max_sequences: int
-    root_path: str
-    reject_host_mismatch: bool
-    compress_responses: bool
-    max_body_bytes: int
-    max_bodies_bytes: int
-    max_loop_delay_s: float
-    max_header_bytes: int
-    max_headers: int
-    max_connections: int
-    max_streams: int
-    max_grpc_calls: int
-    max_grpc_calls_per_address: int
-    grpc_stream_idle_timeout_s: float
-    header_timeout_s: float
-    body_timeout_s: float
-    write_timeout_s: float
-    keep_alive_timeout_s: float
-    kafka_servers: str
-    kafka_topic_input: str
-    kafka_topic_output: str
-    kafka_group: str
-    kafka_properties: str
-    worker_port: int
-    worker_host: str
-    worker_timeout_s: float
-    worker_secret_file: str
-    worker_secret: str
-    worker_plaintext: bool
+    # Most used
+    host: str
+    http_port: int
+    grpc_port: int
+    model_name: str
+    watch: bool
     allow_pickle: bool
     placement: Literal["", "inline", "thread", "process"]
     replicas: int
     max_batch_size: int
+    api_keys: str
+    log_level: Literal["debug", "info", "warning", "error"]
+
+    # Addresses
+    http_also: str
+    umbridge_port: int
+    shared_memory: bool
+    umbridge_shared_memory: bool
+    processes: int
+    tls_cert: str
+    tls_key: str
+    tls_client_ca: str
+    tls_min_version: Literal["1.2", "1.3"]
+    admin_port: int
+    admin_host: str
+    sagemaker: bool
+    worker_port: int
+    worker_host: str
+    worker_timeout_s: float
+
+    # Models
+    version_policy: str
+    version_weights_file: str
+    load_at_start: bool
+    max_loaded_models: int
+    max_loaded_bytes: int
+    load_wait_s: float
+    unload_idle_s: float
+    watch_quiet_s: float
+    load_on_demand: bool
     max_batch_wait_s: float
     batch_linger: float
     max_queue: int
@@ -78,32 +64,8 @@ class SettingsArguments(TypedDict, total=False):
     idempotent: bool
     working_directory: Literal["shared", "own"]
     script_arguments: str
-    host: str
-    http_port: int
-    grpc_port: int
-    http_also: str
-    umbridge_port: int
-    shared_memory: bool
-    umbridge_shared_memory: bool
-    processes: int
-    tls_cert: str
-    tls_key: str
-    tls_client_ca: str
-    tls_min_version: Literal["1.2", "1.3"]
-    admin_port: int
-    admin_host: str
-    sagemaker: bool
-    model_name: str
-    version_policy: str
-    version_weights_file: str
-    load_at_start: bool
-    max_loaded_models: int
-    max_loaded_bytes: int
-    load_wait_s: float
-    unload_idle_s: float
-    watch: bool
-    watch_quiet_s: float
-    api_keys: str
+
+    # Security and model control
     api_key: str
     jwt_jwks: str
     jwt_issuer: str
@@ -116,13 +78,65 @@ class SettingsArguments(TypedDict, total=False):
     control_open: bool
     control_loopback: bool
     model_folders: str
+    trust_request_chat_template: bool
+    allow_config_override: bool
+    allow_file_override: Literal["no", "data", "code"]
+    reject_host_mismatch: bool
+    worker_secret_file: str
+    worker_secret: str
+    worker_plaintext: bool
+
+    # Limits and timeouts
     keep_memory: bool
     drain_s: float
     drain_delay_s: float
+    max_json_depth: int
+    max_json_values: int
+    max_json_bytes: int
+    max_rank: int
+    max_elements: int
+    max_bytes_elements: int
+    max_tensors: int
+    max_sequences: int
+    max_body_bytes: int
+    max_bodies_bytes: int
+    max_loop_delay_s: float
+    max_header_bytes: int
+    max_headers: int
+    max_connections: int
+    max_streams: int
+    max_grpc_calls: int
+    max_grpc_calls_per_address: int
+    grpc_stream_idle_timeout_s: float
+    header_timeout_s: float
+    body_timeout_s: float
+    write_timeout_s: float
+    keep_alive_timeout_s: float
+
+    # Protocols
     protocols: str
     server_name: str
     default_model: str
     forward_headers: str
+    nonfinite: Literal["null", "literal", "error"]
+    grpc_output_contents: Literal["raw", "typed", "as-request"]
+    health_json: bool
+    web_pages: bool
+    metrics_path: str
+    metrics_as: Literal["", "vllm", "tgi", "triton"]
+    responses_as: Literal["", "mlserver"]
+    strict_parameters: bool
+    max_stored_responses: int
+    lmi_http_codes: str
+    root_path: str
+    compress_responses: bool
+    kafka_servers: str
+    kafka_topic_input: str
+    kafka_topic_output: str
+    kafka_group: str
+    kafka_properties: str
+
+    # Browsers (CORS)
     cors_origins: str
     cors_origin_regex: str
     cors_credentials: bool
@@ -130,8 +144,9 @@ class SettingsArguments(TypedDict, total=False):
     cors_headers: str
     cors_expose: str
     cors_max_age_s: int
+
+    # Logging
     log_format: Literal["text", "json"]
-    log_level: Literal["debug", "info", "warning", "error"]
     access_log: str
     access_log_format: Literal["", "text", "json"]
     recent_requests: int

@@ -1,6 +1,8 @@
 """Settings: parsing, bounds, unknown names, environment variables, and the page that lists them."""
 
+import inspect
 import math
+import re
 import subprocess
 import sys
 import typing
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import dragoman
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import ModelOptions, options
 from dragoman.core.spec import ModelSpec
@@ -133,3 +136,18 @@ def test_the_settings_page_is_up_to_date() -> None:
     """Run `scripts/settings-page` to update docs/settings.md and settings_arguments.py."""
     completed = subprocess.run([sys.executable, ROOT / "scripts" / "settings-page", "--check"], check=False)
     assert completed.returncode == 0
+
+
+@pytest.mark.parametrize("function", [dragoman.serve, dragoman.Server])
+def test_arguments_are_in_the_order_of_use(function: Any) -> None:
+    names = list(inspect.signature(function).parameters)
+    assert names[:7] == ["models", "host", "http_port", "grpc_port", "model_name", "watch", "allow_pickle"]
+    common = [name for name, option in SETTINGS.items() if option.common]
+    assert [name for name in names if name in SETTINGS] == list(SETTINGS)
+    assert list(SETTINGS)[: len(common)] == common
+    groups = [GROUPS.index(option.group) for option in SETTINGS.values() if not option.common]
+    assert groups == sorted(groups)
+    text = inspect.getdoc(function)
+    assert text is not None
+    assert all(re.search(rf"\b{name}\b", text) for name in SETTINGS)
+    assert all(f"\n{group}: " in text for group in GROUPS)

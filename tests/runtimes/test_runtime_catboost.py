@@ -56,7 +56,8 @@ def test_classifier_of_several_classes(tmp_path: Path, dtype: Any) -> None:
     trained = catboost.CatBoostClassifier(**QUICK).fit(data.data, data.target)
     model = _load(trained, tmp_path)
     assert model.platform == "catboost_cbm"
-    assert model.signature().inputs == (TensorSpec("input", FP32, (-1, 4), accepts=NUMERIC),)
+    columns = tuple(data.data.columns)
+    assert model.signature().inputs == (TensorSpec("input", FP32, (-1, 4), accepts=NUMERIC, columns=columns),)
     assert model.signature().outputs == (
         TensorSpec("predict", INT64, (-1, 1)),
         TensorSpec("predict_proba", FP64, (-1, 3), optional=True),
