@@ -47,6 +47,7 @@ class ConfiguredModel(Model):
         self._model = plugins.runtime(runtime).load(inner)
         self._config = Configuration(spec.parameters["config"])
         self._sequences: SequenceInputs | None = None
+        self._warmup: Infer | None = None
         self._is_positional = runtime == "torch"
         self.placement = self._model.placement
 
@@ -73,6 +74,7 @@ class ConfiguredModel(Model):
             outputs_are_hints=not self._config.outputs and signature.outputs_are_hints,
         )
         for name, call in self._config.warmup_calls(folder):
+            self._warmup = self._warmup or call
             try:
                 self.infer(call)
             except DragomanError as error:
@@ -83,6 +85,10 @@ class ConfiguredModel(Model):
 
     def details(self) -> Mapping[str, Any]:
         return self._model.details()
+
+    def example_inputs(self) -> Mapping[str, Any] | None:
+        """Return the inputs of the first warm-up request."""
+        return None if self._warmup is None else {name: tensor.data for name, tensor in self._warmup.inputs.items()}
 
     def class_labels(self) -> Mapping[str, Sequence[str]]:
         labels = self._model.class_labels()

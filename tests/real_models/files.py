@@ -24,7 +24,7 @@ class RealFile:
 
     sha256: of the file; of a folder, of the names and contents of its files in order.
     inputs: shapes of inputs, or values of scalars, where the server knows no example.
-    example: whether the server finds an example that the model answers.
+    keeps_state: its answers depend on earlier calls, also on that of the trial.
     refused: part of the reason why the file is not recognised as a model.
     unloadable: part of the reason why the model cannot be loaded or answers nothing.
     kind: what a person would say that it is, "model" where neither the file nor its answers tell.
@@ -39,7 +39,7 @@ class RealFile:
     path: str
     sha256: str
     inputs: dict[str, Any] = field(default_factory=dict)
-    example: bool = True
+    keeps_state: bool = False
     refused: str = ""
     unloadable: str = ""
     kind: str = ""

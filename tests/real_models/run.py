@@ -197,11 +197,12 @@ class ServedModels:
             return "WRONG", f"{state['state']}: {state['reason']}"
         inputs = self._inputs(name, file)
         framework = reference(path)  # called as often as the server, since a program may keep a state
+        if file.keeps_state:
+            framework(self._example_arrays(name))
         for way in (self._infer_json, self._infer_binary, self._infer_grpc):
             if difference := compare(way(name, inputs), framework(inputs)):
                 return "WRONG", f"{way.__name__.removeprefix('_infer_')}: {difference}"
-        if file.example:
-            self._check_example(name)
+        self._check_example(name)
         about = self._check_about(name, file)
         picture = "" if console is None else console.run(name, photo=file.photo)
         if console is not None and picture != file.picture:
@@ -217,11 +218,13 @@ class ServedModels:
             raise RuntimeError(f"expected {file.kind} of {file.classes} classes, got {about['kind']} of {count}")
         if not about["examples"] or not about["examples"][0]["is_complete"]:
             raise RuntimeError("the server shows no example")
-        for tensor in (tensors := about["examples"][0]["inputs"]):
-            tensor.setdefault("data", [tensor.pop("fill", None)] * int(np.prod(tensor["shape"])))
-        if not self._json("POST", f"/v2/models/{name}/infer", {"inputs": tensors})["outputs"]:
+        if not self._json("POST", f"/v2/models/{name}/infer", {"inputs": _complete(about)})["outputs"]:
             raise RuntimeError("the example has no outputs")
         return about
+
+    def _example_arrays(self, name: str) -> dict[str, Any]:
+        """Return the example of the trial."""
+        return {t["name"]: _from_json(t) for t in _complete(self._json("GET", f"/console/models/{name}"))}
 
     def _inputs(self, name: str, file: RealFile) -> dict[str, Any]:
         """Return random inputs of the shapes of the example that the server knows, or of the list."""
@@ -294,6 +297,14 @@ def sample(datatype: str, shape: Any, random: np.random.Generator) -> Any:
 def datatype_of(array: Any) -> str:
     """Return the datatype of an array in the protocol."""
     return next(name for name, dtype in _DTYPES.items() if array.dtype == dtype)
+
+
+def _complete(about: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors of the first example of a model, with all elements."""
+    tensors = about["examples"][0]["inputs"]
+    for tensor in tensors:
+        tensor.setdefault("data", [tensor.pop("fill", None)] * int(np.prod(tensor["shape"])))
+    return list(tensors)
 
 
 def _plain(array: Any) -> list[Any]:

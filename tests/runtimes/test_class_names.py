@@ -216,3 +216,41 @@ async def test_examples_of_a_file_have_their_ids_as_names(tmp_path: Path) -> Non
         examples = (await server.request("GET", "/console/models/animals")).json["examples"]
     assert [each["name"] for each in examples] == ["a cat", "example 2", "example 3"]
     assert all(each == {"name": each["name"], "is_complete": True, "inputs": [tensor]} for each in examples)
+
+
+async def test_a_folder_of_samples_beside_a_model(tmp_path: Path) -> None:
+    x, y = load_iris(return_X_y=True)
+    folder = tmp_path / "iris"
+    (folder / "examples").mkdir(parents=True)
+    joblib.dump(LogisticRegression(max_iter=1000).fit(x, y), folder / "model.joblib")
+    (folder / "examples" / "two.csv").write_text("a,b,c,d\n1,2,3,4\n5,6,7,8\n")
+    np.save(folder / "examples" / "one.npy", x[:1])
+    np.save(folder / "examples" / "other.npy", x[:1, :3])  # of another shape
+    np.save(folder / "examples" / "pickle.npy", np.array([{}]), allow_pickle=True)
+    (folder / "examples" / "notes.txt").write_text("no numbers")
+    (folder / "examples" / "words.csv").write_text("a,b,c,d\nw,x,y,z\n")
+    async with serving(str(folder), allow_pickle=True) as server:
+        examples = (await server.request("GET", "/console/models/iris")).json["examples"]
+    tensors = {each["name"]: each["inputs"] for each in examples}
+    assert {name: inputs[0]["data"] for name, inputs in tensors.items()} == {
+        "one": x[0].tolist(),
+        "two": [1, 2, 3, 4, 5, 6, 7, 8],
+    }
+
+
+async def test_files_for_a_model_that_takes_bytes(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import dragoman\n\n\nclass Reader(dragoman.Model):\n"
+        "    inputs = (dragoman.TensorSpec('file', dragoman.BYTES, (-1,)),)\n\n"
+        "    def infer(self, call):\n        return call.inputs\n"
+    )
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "cat.png").write_bytes(b"\x89PNG\xff")
+    (tmp_path / "examples" / "text.txt").write_text("words")
+    async with serving(str(tmp_path), model_name="reader") as server:
+        examples = (await server.request("GET", "/console/models/reader")).json["examples"]
+    common = {"name": "file", "shape": [1], "datatype": "BYTES"}
+    assert examples == [
+        {"name": "cat", "is_complete": True, "inputs": [{**common, "base64": ["iVBOR/8="]}]},
+        {"name": "text", "is_complete": True, "inputs": [{**common, "data": ["words"]}]},
+    ]

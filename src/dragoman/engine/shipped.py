@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from dragoman.core.about import first_paragraph
 from dragoman.core.calls import ClassLabels, Tensors
+from dragoman.core.datatypes import BYTES
 from dragoman.core.errors import InvalidInput
-from dragoman.core.signature import Signature
+from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import Tensor, object_array
 from dragoman.engine.trial import examples_file, own_folders
 from dragoman.engine.warmup import read_requests
 from dragoman.workers.pool import Loaded
@@ -23,6 +26,8 @@ _READMES = ("README.md", "readme.md", "Readme.md", "README", "README.txt", "READ
 _MAX_README_BYTES = 32_768
 _MAX_EXAMPLES_BYTES = 4_000_000
 _MAX_EXAMPLES = 20
+_EXAMPLES = "examples"  # a folder
+_MAX_FILE_BYTES = 500_000
 _LABELS = ("labels.txt", "classes.txt")
 _MAX_LABELS_BYTES = 4_000_000
 _MIN_CLASSES = 2
@@ -47,7 +52,7 @@ def read_shipped(spec: ModelSpec, loaded: Loaded) -> Shipped:
     return Shipped(
         loaded.description or next(filter(None, map(_readme, folders)), ""),
         {} if has_labels else next(filter(None, (_labels(each, loaded.signature) for each in folders)), {}),
-        _examples(spec),
+        _examples(spec) or next(filter(None, (_files(each / _EXAMPLES, loaded.signature) for each in folders)), {}),
     )
 
 
@@ -85,6 +90,47 @@ def _examples(spec: ModelSpec) -> dict[str, Tensors]:
         return {name: request.inputs for name, request in zip(_names(file), requests, strict=False)}
     except (OSError, InvalidInput):
         return {}
+
+
+def _files(folder: Path, signature: Signature) -> dict[str, Tensors]:
+    """Return an example for each file in a folder of samples, by the names of the files, for a model of one input: the
+    array of a `.npy`, the rows of numbers in a `.csv`, and for an input of bytes the content of any file."""
+    required = [spec for spec in signature.inputs if not spec.optional] or [*signature.inputs[:1]]
+    if len(required) != 1 or not folder.is_dir():
+        return {}
+    found: dict[str, Tensors] = {}
+    for file in sorted(folder.iterdir())[:_MAX_EXAMPLES]:
+        if file.is_file() and not file.name.startswith(".") and file.stat().st_size <= _MAX_FILE_BYTES:
+            try:
+                tensor = _sample(file, required[0])
+            except (ValueError, InvalidInput, OSError, EOFError, MemoryError):  # a file of something else
+                continue
+            if required[0].fits(tensor.shape):
+                found[file.stem] = {required[0].name: tensor}
+    return found
+
+
+def _sample(file: Path, spec: TensorSpec) -> Tensor:
+    """Return the tensor in a file. Raises ValueError or InvalidInput if it is none for this input."""
+    if spec.datatype is BYTES:
+        return Tensor(object_array([file.read_bytes()], (1,) * len(spec.shape or (1,))), BYTES)
+    if file.suffix.lower() == ".npy":
+        array = np.load(file, allow_pickle=False)
+    elif file.suffix.lower() == ".csv":
+        lines = [line.split(",") for line in file.read_text(errors="replace").splitlines() if line.strip()]
+        array = np.array([[*map(float, line)] for line in lines[_has_header(lines) :]])
+    else:
+        raise ValueError(f"'{file.name}' is not a table of numbers")
+    return Tensor.of(array, spec.datatype)
+
+
+def _has_header(lines: list[list[str]]) -> bool:
+    """Return whether the first line of a table has names."""
+    try:
+        [float(cell) for cell in lines[0]]
+    except (ValueError, IndexError):
+        return bool(lines)
+    return False
 
 
 class _Named(msgspec.Struct):

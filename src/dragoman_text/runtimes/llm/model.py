@@ -41,6 +41,9 @@ class LanguageModel(TextModel):
 
     def check(self, folder: Path) -> None:
         self._file = folders.check(folder)  # kept for the load, which reads its header only once
+        if self._file is not None:
+            texts = (self._file.metadata.get(f"general.{key}") for key in ("description", "name"))
+            self.description = next((text for text in texts if isinstance(text, str) and text), "")
         RUNTIME.require("torch")
         if folder.is_dir() and takes_images(folder):
             VISION.require("PIL")
