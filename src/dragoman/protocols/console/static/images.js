@@ -3,6 +3,8 @@ import { html, useEffect, useRef } from "./html.js";
 
 const CHANNELS = [1, 3, 4];
 const MAX_SHOWN = 8;
+const MIN_SIDE = 8;
+const MAX_SIDE = 8192; // longer axes are sounds
 const ARRAYS = {
   UINT8: Uint8Array, INT8: Int8Array, UINT16: Uint16Array, INT16: Int16Array, UINT32: Uint32Array, INT32: Int32Array,
   FP16: globalThis.Float16Array, FP32: Float32Array, FP64: Float64Array,
@@ -19,10 +21,17 @@ export const SCALES = {
 };
 export const grey = (r, g, b) => 0.299 * r + 0.587 * g + 0.114 * b;
 
+// Whether a shape is a batch of matrices: they are pictures in grey if they are square, else steps of time, as a rule.
+const isRows = (shape) => shape.length === 3 && shape[0] < 0 && shape[1] > 0 && shape[2] > 0 && !shape.some((n) => CHANNELS.includes(n));
+
+// How many channels an input has, -1 for any number.
+export const channelsOf = (shape, { channel }) => (channel < 0 ? 1 : shape[channel]);
+
 // Which axes of a shape are those of pictures, -1 for an axis that it does not have; null for other shapes. `layout` chooses
 // where the channels are, if the shape leaves it open: NCHW or NHWC.
 export function pictureAxes(shape, layout = "") {
-  if (shape.length < 3 || shape.length > 4) return null;
+  if (shape.length < 3 || shape.length > 4 || Math.max(...shape) > MAX_SIDE) return null;
+  if (isRows(shape)) return shape[1] === shape[2] && shape[1] > 0 ? { batch: 0, channel: -1, height: 1, width: 2 } : null;
   const batch = shape.length === 4 ? 0 : -1;
   const [first, last] = [batch + 1, shape.length - 1];
   const candidates = { NCHW: [first], NHWC: [last] }[layout] ?? [last, first];
@@ -34,7 +43,14 @@ export function pictureAxes(shape, layout = "") {
   return { batch, channel, height, width: height + 1 };
 }
 
-export const takesPictures = ({ datatype, shape, anyRank }) => ARRAYS[datatype] !== undefined && !anyRank && pictureAxes(shape) !== null;
+// Whether an input takes pictures: no states, no rows of steps of time, [-1, 100, 3].
+export function takesPictures({ datatype, shape, anyRank }) {
+  const axes = anyRank || !ARRAYS[datatype] ? null : pictureAxes(shape);
+  if (axes === null) return false;
+  const sides = [shape[axes.height], shape[axes.width]];
+  const isSeries = axes.height === 0 && sides[0] < 0 && sides[1] > 0;
+  return !isSeries && sides.every((n) => n < 0 || n >= MIN_SIDE);
+}
 
 // The elements of pictures for an input, as bytes, and their shape. Throws an Error.
 export function pictureTensor(pictures, { shape, datatype }, { scale, layout = "", order = "RGB" }) {
@@ -42,9 +58,10 @@ export function pictureTensor(pictures, { shape, datatype }, { scale, layout = "
   const [{ width, height }] = pictures;
   if (pictures.some((p) => p.width !== width || p.height !== height)) throw new Error("the pictures differ in size");
   if (pictures.length > 1 && axes.batch < 0) throw new Error(`expected one picture, got ${pictures.length}`);
-  const channels = shape[axes.channel] > 0 ? shape[axes.channel] : 3;
+  const channels = channelsOf(shape, axes) > 0 ? channelsOf(shape, axes) : 3;
   const sent = [...shape];
-  Object.assign(sent, { [axes.channel]: channels, [axes.height]: height, [axes.width]: width });
+  if (axes.channel >= 0) sent[axes.channel] = channels;
+  Object.assign(sent, { [axes.height]: height, [axes.width]: width });
   if (axes.batch >= 0) sent[axes.batch] = pictures.length;
   const [pixels, isFirst] = [width * height, axes.channel < axes.height];
   const values = new ARRAYS[datatype](pictures.length * pixels * channels);

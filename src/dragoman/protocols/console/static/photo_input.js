@@ -1,6 +1,6 @@
 // Photos of a form: how each is sent, and the choices.
 import { html, useMemo } from "./html.js";
-import { Picture, pictureAxes, SCALES } from "./images.js";
+import { channelsOf, Picture, pictureAxes, SCALES } from "./images.js";
 import { AS_IS, drawPhoto, fitsOf, layoutsOf, preview } from "./photos.js";
 
 const SIZES = [32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 416, 448, 512, 640, 768, 1024];
@@ -46,7 +46,7 @@ export function Photos({ field, onChange }) {
       <datalist id="photo-sizes">${SIZES.map((n) => html`<option value=${n}></option>`)}</datalist>
       <${Choice} label="fit" value=${settings.fit} options=${fitsOf(shape, axes)} onChange=${(fit) => set({ fit })} />
       <${Choice} label="values of a pixel" value=${settings.scale} options=${Object.keys(SCALES)} onChange=${(scale) => set({ scale })} />
-      ${shape[axes.channel] !== 1 && html`<${Choice} label="colours" value=${settings.order} options=${["RGB", "BGR"]} onChange=${(order) => set({ order })} />`}
-      ${layouts.length > 1 && html`<${Choice} label="axes" value=${settings.layout} options=${layouts} onChange=${(layout) => set({ layout })} />`}
+      ${channelsOf(shape, axes) !== 1 && html`<${Choice} label="colours" value=${settings.order} options=${["RGB", "BGR"]} onChange=${(order) => set({ order })} />`}
+      ${layouts.length > 1 && axes.channel >= 0 && html`<${Choice} label="axes" value=${settings.layout} options=${layouts} onChange=${(layout) => set({ layout })} />`}
     </div>`;
 }

@@ -1,5 +1,5 @@
 // Photos from files, and how they become the picture that an input takes: size, fit, axes, channels and values.
-import { grey, pictureAxes } from "./images.js";
+import { channelsOf, grey, pictureAxes } from "./images.js";
 
 const MAX_SIDE = 1024; // of a picture that is sent as it is
 const MAX_SHOWN = 2048; // of a photo on the page
@@ -84,7 +84,7 @@ export function drawPhoto(photo, field, settings) {
   const { width, height } = sentSize(photo, field, settings);
   if (!(width >= 1 && height >= 1 && width <= 8192 && height <= 8192)) throw new Error("expected a width and a height of 1 to 8192 pixels");
   const place = placement(photo, { width, height }, settings.fit);
-  const channels = field.shape[pictureAxes(field.shape, settings.layout).channel];
+  const channels = channelsOf(field.shape, pictureAxes(field.shape, settings.layout));
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.imageSmoothingQuality = "high";
@@ -102,7 +102,7 @@ export function drawPhoto(photo, field, settings) {
 
 // The pixels as the input gets them, to look at: in the order of its channels, grey if there is one.
 export function preview({ width, height, rgba }, { shape }, { order, layout }) {
-  const channels = shape[pictureAxes(shape, layout).channel];
+  const channels = channelsOf(shape, pictureAxes(shape, layout));
   if (order === "RGB" && channels !== 1) return { width, height, rgba };
   const found = new Uint8ClampedArray(rgba);
   for (let i = 0; i < found.length; i += 4) {
