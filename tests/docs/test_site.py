@@ -1,6 +1,7 @@
 """The documentation site, built as `scripts/site` does."""
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def builder() -> dict[str, Any]:
+    """Return the functions of `scripts/site`."""
+    program = (ROOT / "scripts" / "site").read_text()
+    scope: dict[str, Any] = {"__name__": "site_builder", "__file__": str(ROOT / "scripts" / "site")}
+    exec(compile(program, "scripts/site", "exec"), scope)
+    return scope
 
 
 def pages_in(nav: Any) -> Iterator[str]:
@@ -56,7 +65,12 @@ def test_few_pages_are_seen_before_a_group_is_opened() -> None:
     assert 10 < len(pages) <= 20
 
 
-def test_language_models_get_an_index_and_all_pages(site: Path) -> None:
+def test_language_models_get_an_index_and_all_pages(tmp_path: Path) -> None:
+    pages, site = tmp_path / "pages", tmp_path / "site"
+    program = builder()
+    program["assemble"](pages)
+    shutil.copytree(pages, site)
+    program["write_llms"](pages, site, "https://dragoman.example/docs/")
     text = (site / "llms.txt").read_text()
     assert text.startswith("# Dragoman\n\n> One `pip install` serves")
     named = re.findall(r"^- \[[^\]]+\]\(https://dragoman\.example/docs/([\w./-]+)\)", text, re.M)
@@ -91,9 +105,6 @@ def test_pages_load_nothing_from_other_hosts_and_can_be_searched(site: Path) -> 
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
-    program = (ROOT / "scripts" / "site").read_text()
-    scope: dict[str, Any] = {"__name__": "site_builder", "__file__": str(ROOT / "scripts" / "site")}
-    exec(compile(program, "scripts/site", "exec"), scope)
     (tmp_path / "a.html").write_text('<a href="b.html#here">b</a><a href="c.html">c</a><a href="b.html#there">d</a>')
     (tmp_path / "b.html").write_text('<p id="here">')
-    assert sorted(scope["broken_links"](tmp_path)) == ["a.html: b.html#there", "a.html: c.html"]
+    assert sorted(builder()["broken_links"](tmp_path)) == ["a.html: b.html#there", "a.html: c.html"]
