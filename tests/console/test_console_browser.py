@@ -52,14 +52,15 @@ async def browser(opened: Browser) -> AsyncIterator[Browser]:
 async def test_models_are_listed_and_controlled(browser: Browser) -> None:
     page = browser.page
     await browser.open("/")
-    await page.wait_for_selector("table.models")
-    assert await page.locator("table.models tbody tr").count() == len(MODELS) + 2
+    await page.wait_for_selector("li.model")
+    assert await page.locator("li.model").count() == len(MODELS) + 2
     await browser.keep("models")
-    row = page.locator("tr", has=page.get_by_role("link", name="Table"))
-    await row.get_by_role("button", name="Unload").click()
-    await row.get_by_text("unavailable").wait_for()
-    await row.get_by_role("button", name="Load Table", exact=True).click()
-    await row.get_by_text("ready").wait_for()
+    card = page.locator("li.model", has=page.get_by_role("link", name="Table"))
+    await card.get_by_label("Control Table").click()
+    await card.get_by_role("button", name="Unload").click()
+    await card.get_by_text("not loaded").wait_for()
+    await card.get_by_role("button", name="Load Table", exact=True).click()
+    await card.get_by_text("ready", exact=True).wait_for()
 
 
 async def test_a_pasted_table_and_its_outputs(browser: Browser) -> None:
@@ -418,7 +419,7 @@ async def test_no_view_has_a_violation_that_axe_finds(browser: Browser) -> None:
     page = browser.page
     found: list[str] = []
     for address, tab, selector in (
-        ("/", "", "table.models"),
+        ("/", "", "li.model"),
         ("/#/requests", "", "table.models"),
         ("/#/live", "", "figure canvas"),
         ("/#/models/kinetics", "Graph", "svg.graph"),
@@ -444,7 +445,7 @@ async def test_a_walk_with_the_keyboard_only(browser: Browser) -> None:
     page = browser.page
     press = page.keyboard.press
     await browser.open("/")
-    await page.wait_for_selector("table.models")
+    await page.wait_for_selector("li.model")
     visited = []
     for _ in range(6):
         await press("Tab")
@@ -452,7 +453,7 @@ async def test_a_walk_with_the_keyboard_only(browser: Browser) -> None:
     assert visited == ["a Skip to the content", "a Dragoman", "a Models", "a Live", "a Requests", "a API"]
     while await browser.focused() != "a Table":
         await press("Tab")
-    outline = await page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
+    outline = await page.evaluate("() => getComputedStyle(document.activeElement, '::after').outlineStyle")
     assert outline == "solid", "the focus is not visible"
     await press("Enter")
     await page.wait_for_selector("[role=tab]")

@@ -96,6 +96,26 @@ export async function call(path, options) {
 
 export const read = async (path, options) => (await call(path, options)).data;
 
+const denied = new Set(); // paths that were denied, each with the key: they are not asked for again
+
+// Return the response of a path, null if this caller may not use it. Throws ApiError if the server cannot be reached.
+export async function sendIfAllowed(path, options) {
+  const asked = `${path} ${storedKey()}`;
+  if (denied.has(asked)) return null;
+  try {
+    return await send(path, options);
+  } catch (error) {
+    if (!(error instanceof ApiError) || error.status === 0) throw error;
+    if ([401, 403, 404].includes(error.status)) denied.add(asked);
+    return null;
+  }
+}
+
+export async function readIfAllowed(path, options) {
+  const response = await sendIfAllowed(path, options);
+  return response && parseJson(await response.text());
+}
+
 // Yield the data of server-sent events, each parsed as JSON, until the stream ends.
 export async function* events(path, body, signal) {
   try {

@@ -1,5 +1,5 @@
 // The console: its views by the address after #, and the key for a server that needs one.
-import { read, send, storeKey, storedKey } from "./api.js";
+import { read, storeKey, storedKey } from "./api.js";
 import { html, render, useEffect, useRef, useState } from "./html.js";
 import { Live } from "./live.js";
 import { ModelView } from "./model.js";
@@ -80,21 +80,28 @@ function App() {
   } else {
     page = html`<${Models} />`;
   }
-  const current = (is) => (is ? "page" : undefined);
-  return html`<a class="skip" href="#main">Skip to the content</a>
-    <header>
-      <a class="brand" href="#/">Dragoman</a>
+  const link = (title, href, is) => html`<a href=${href} aria-current=${is ? "page" : undefined}>${title}</a>`;
+  return html`<a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
+    <header><div class="bar">
+      <a class="brand" href="#/"><${Mark} /><span>Dragoman</span></a>
       <nav aria-label="Views">
-        <a href="#/" aria-current=${current(view === "" || view === "models")}>Models</a>
-        <a href="#/live" aria-current=${current(view === "live")}>Live</a>
-        <a href="#/requests" aria-current=${current(view === "requests")}>Requests</a>
-        <a href="docs">API</a>
-      </nav>
-      <span class="server">${server && `${server.name} ${server.version}`}</span>
-      ${storedKey() && html`<button onClick=${() => useKey("")}>Forget the key</button>`}
+        ${link("Models", "#/", view === "" || view === "models")} ${link("Live", "#/live", view === "live")}
+        ${link("Requests", "#/requests", view === "requests")} ${link("API", "docs", false)}
+      </nav></div>
     </header>
-    <main id="main" tabindex="-1">${page}</main>`;
+    <main id="main" tabindex="-1">${page}</main>
+    <footer><span>${server && `${server.name} ${server.version}`}</span>
+      ${storedKey() && html`<button class="small" onClick=${() => useKey("")}>Forget the key</button>`}</footer>`;
 }
+
+// The address after # is that of a view, so that a link cannot name a place in it.
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+const Mark = () => html`<svg viewBox="0 0 24 24" width="22" height="22" aria-hidden="true"><rect width="24" height="24" rx="6" />
+  <path d="M6 8h8a4 4 0 0 1 0 8H6M9 5 6 8l3 3M9 13l-3 3 3 3" /></svg>`;
 
 const holder = document.getElementById("app");
 holder.replaceChildren();

@@ -54,3 +54,14 @@ export function increase(before, after, name, keep = all) {
   const change = sum(after, name, keep) - sum(before, name, keep);
   return change >= 0 ? change : sum(after, name, keep);
 }
+
+// The calls of each model since the start, in any version and with any outcome, by its name. Most lines are 0.
+export function callsByModel(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    if (line.startsWith("#") || line === "") continue;
+    const model = unescape(/[{,]model="((?:[^"\\]|\\.)*)"/.exec(line)?.[1] ?? "");
+    found.set(model, (found.get(model) ?? 0) + Number(line.slice(line.lastIndexOf(" ") + 1)));
+  }
+  return found;
+}

@@ -6,7 +6,7 @@ import { html, useEffect, useState } from "./html.js";
 import { Simulator } from "./simulator.js";
 import { Snippets } from "./snippets.js";
 import { TryIt } from "./try_it.js";
-import { duration, platformName, plural } from "./words.js";
+import { duration, kindGroup, kindName, platformName, plural } from "./words.js";
 
 // Return the shapes of the example that a model answers, by input, also if its values are too many for the document.
 function exampleShapes(api) {
@@ -18,10 +18,12 @@ function exampleShapes(api) {
 const readStatistics = (name, version) =>
   read(`${modelPath(name, version)}/stats`).then((found) => found.model_stats?.[0], () => null);
 
+const aboutPath = (name, version) => modelPath(name, version).replace("/v2/", "/console/");
+
 // Return the description of a model and what it supports, by its OpenAPI document and by UM-Bridge.
 async function describe(name, version) {
   const path = modelPath(name, version);
-  const [metadata, api] = await Promise.all([read(path), read(`${path}/openapi.json`)]);
+  const [metadata, api, about] = await Promise.all([read(path), read(`${path}/openapi.json`), read(aboutPath(name, version))]);
   const operation = (suffix) => Object.entries(api.paths).find(([p]) => p.endsWith(suffix))?.[1].post;
   const infer = operation("/infer");
   const support = version
@@ -33,6 +35,10 @@ async function describe(name, version) {
   return {
     metadata,
     support,
+    kind: about.kind,
+    description: about.description,
+    labels: about.labels,
+    examples: about.examples,
     example: infer?.requestBody.content["application/json"].example ?? null,
     shapes: exampleShapes(api),
     canInfer: infer !== undefined,
@@ -78,7 +84,7 @@ function Facts({ model, name, version }) {
     derivatives.length > 0 && `with ${derivatives.join(", ")}`,
     useOf(statistics),
   ].filter(Boolean);
-  return html`<p class="summary">${facts.map((text) => html`<span>${text}</span>`)}</p>`;
+  return html`<p class="summary">${facts.join(" · ")}</p>`;
 }
 
 const isWide = () => matchMedia("(min-width: 45rem)").matches;
@@ -118,7 +124,9 @@ export function ModelView({ name, version, server }) {
     setChosen(next);
     event.currentTarget.children[next].focus();
   };
-  return html`<h1>${name} ${version && html`<small>version ${version}</small>`}</h1>
+  return html`<div class="title"><h1>${name} ${version && html`<small>version ${version}</small>`}</h1>
+      <span class=${`badge ${kindGroup(model.kind)}`}>${kindName(model.kind)}</span></div>
+    ${model.description && html`<p class="lead">${model.description}</p>`}
     <${Facts} model=${model} name=${name} version=${version} />
     <div role="tablist" aria-label="Use the model" onKeyDown=${move}>${tabs.map(
       ([title], i) => html`<button role="tab" id=${`tab-${i}`} aria-selected=${i === chosen} aria-controls="panel"

@@ -1,5 +1,6 @@
 // A form made from a model's signature: numbers and text that are typed, pasted or dropped as files, and pictures.
 import { call, modelPath, roundsIntegers } from "./api.js";
+import { Examples } from "./examples.js";
 import { html, useState } from "./html.js";
 import { fileTensor, pictureTensor, takesPictures } from "./images.js";
 import { Outputs } from "./outputs.js";
@@ -179,6 +180,7 @@ export function TryIt({ name, version, model }) {
   }));
   const isWide = fields.some((field) => field.isPhoto); // beside each other: what is sent, and what comes back
   return html`<div class=${isWide ? "beside" : ""}><form onSubmit=${submit}>
+      <${Examples} model=${model} fieldsOf=${initialFields} onFields=${(filled) => (setFields(filled), setAnswer(null), setProblem(""))} />
       ${fields.length > 1 && html`<${Columns} fields=${fields} onColumns=${useColumns} />`}
       ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} onChange=${(values) => change(i, values)} />`)}
       <button class="primary" disabled=${busy}>${busy ? "Running …" : "Run"}</button>

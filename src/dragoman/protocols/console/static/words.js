@@ -20,3 +20,14 @@ export function duration(ms) {
   if (ms >= 1000) return `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
   return `${ms.toFixed(ms < 10 ? 2 : ms < 100 ? 1 : 0)} ms`;
 }
+
+const KINDS = { outliers: "outlier detection", rerank: "reranker", image: "images", model: "model" };
+const GROUPS = {
+  text: ["chat", "completion", "text", "embeddings", "rerank"], numbers: ["classifier", "regressor", "clustering", "outliers", "preprocessor"],
+  senses: ["detector", "segmentation", "image", "audio", "speech"], science: ["simulator", "graph", "ensemble"],
+};
+export const kindName = (kind) => KINDS[kind] ?? kind;
+export const kindGroup = (kind) => Object.keys(GROUPS).find((group) => GROUPS[group].includes(kind)) ?? "other";
+
+// Calls per second, in as few digits as it takes.
+export const rate = (value) => `${value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : Number(value.toFixed(2))} calls/s`;
