@@ -55,7 +55,7 @@ async def test_cards_say_what_a_model_is(browser: Browser) -> None:
     await browser.has_texts(card(browser, "Parrot").locator(".go"), ["Chat →"])
     await browser.has_texts(card(browser, "broken").locator(".state"), ["unavailable"])
     assert "in the log of the server" in await card(browser, "broken").locator(".reason").inner_text()
-    await browser.has_texts(browser.page.locator(".title .note"), ["7 models, 6 ready, 1 failed"])
+    await browser.has_texts(browser.page.locator(".page-title .note"), ["7 models, 6 ready, 1 failed"])
 
 
 async def test_models_are_searched_and_filtered(browser: Browser) -> None:
@@ -68,8 +68,8 @@ async def test_models_are_searched_and_filtered(browser: Browser) -> None:
     await page.go_back()
     await browser.has_texts(page.locator("li.model h2"), ["decay"])
     await page.get_by_label("Search models").fill("")
-    await page.get_by_role("button", name="graph 2").click()
-    await browser.has_texts(page.locator("li.model h2"), ["kinetics", "payroll"])
+    await page.get_by_role("button", name="graph 1").click()
+    await browser.has_texts(page.locator("li.model h2"), ["kinetics"])
     await page.get_by_role("button", name="failed 1").click()
     await browser.has_texts(page.locator("li.model h2"), ["broken"])
     await page.get_by_label("Search models").fill("nothing like it")
@@ -107,7 +107,7 @@ async def test_of_a_thousand_models_few_are_drawn(browser: Browser) -> None:
     await browser.open("/")
     await page.locator("li.model").first.wait_for()
     assert await page.locator("li.model").count() <= 100
-    await browser.has_texts(page.locator(".title .note"), ["1000 models"])
+    await browser.has_texts(page.locator(".page-title .note"), ["1000 models"])
     await page.mouse.wheel(0, 100_000)
     await page.get_by_text("m090", exact=True).wait_for()
     await page.get_by_label("Search models").fill("m99")

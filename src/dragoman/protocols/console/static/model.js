@@ -124,7 +124,7 @@ export function ModelView({ name, version, server }) {
     setChosen(next);
     event.currentTarget.children[next].focus();
   };
-  return html`<div class="title"><h1>${name} ${version && html`<small>version ${version}</small>`}</h1>
+  return html`<div class="page-title"><h1>${name} ${version && html`<small>version ${version}</small>`}</h1>
       <span class=${`badge ${kindGroup(model.kind)}`}>${kindName(model.kind)}</span></div>
     ${model.description && html`<p class="lead">${model.description}</p>`}
     <${Facts} model=${model} name=${name} version=${version} />

@@ -178,12 +178,12 @@ function Filter({ models, filter, onFilter, found }) {
     ${(kinds.length > 1 || failed > 0) && html`<div class="chips" role="group" aria-label="Kinds">
       ${kinds.length > 1 && kinds.map(([kind, count]) => chip(kind, kindName(kind), count))}
       ${failed > 0 && chip("failed", "failed", failed)}</div>`}
-    <span class="hidden" role="status">${plural(found, "model")} found</span></div>`;
+    <span class="visually-hidden" role="status">${plural(found, "model")} found</span></div>`;
 }
 
 // What to do with a server that has no models.
 function Empty() {
-  return html`<section class="card welcome"><h2>No models yet</h2>
+  return html`<section class="card first-steps"><h2>No models yet</h2>
     <p>Start the server with a file, a folder or a Python function:</p>
     <pre class="code" tabindex="0">dragoman serve model.onnx${"\n"}dragoman serve models/${"\n"}dragoman serve functions.py:predict</pre>
     <p class="note"><code>dragoman init</code> writes a small project to start from.</p></section>`;
@@ -219,7 +219,7 @@ export function Models() {
   const change = (values) => (setFilter(Object.assign(remembered, values)), setFilter({ ...remembered }), setShown(SHOWN));
   const found = models.filter((model) => matches(model, filter.text, filter.kind));
   const more = found.length - shown;
-  return html`<div class="title"><h1>Models</h1>${models.length > 0 && html`<span class="note">${summary(models)}</span>`}</div>
+  return html`<div class="page-title"><h1>Models</h1>${models.length > 0 && html`<span class="note">${summary(models)}</span>`}</div>
     ${(problem || failure) && html`<p class="error" role="alert">${problem || failure}</p>`}
     ${models.length === 0 && html`<${Empty} />`}
     ${models.length >= MIN_SEARCHED && html`<${Filter} models=${models} filter=${filter} onFilter=${change} found=${found.length} />`}
