@@ -3,6 +3,7 @@ import { read } from "./api.js";
 import { Bars } from "./bars.js";
 import { differences, relativeError, sweep, total, withValue } from "./differences.js";
 import { html, useEffect, useRef, useState } from "./html.js";
+import { SimulatorMap } from "./map.js";
 import { Plot } from "./plot.js";
 
 const MAX_SLIDERS = 24;
@@ -48,12 +49,14 @@ function useResult({ name, input, config, target: [inWrt, outWrt], hasGradient }
     const abort = new AbortController();
     const timer = setTimeout(async () => {
       try {
+        const started = performance.now();
         const { output } = await post("/Evaluate", { name, input, config }, abort.signal);
+        const ms = performance.now() - started;
         const sens = output[outWrt]?.map(() => 1) ?? [];
         const gradient = hasGradient
           ? (await post("/Gradient", { name, outWrt, inWrt, sens, input, config }, abort.signal)).output
           : null;
-        if (mine === turn.current) setResult({ output, gradient, input }), setProblem("");
+        if (mine === turn.current) setResult({ output, gradient, input, ms }), setProblem("");
       } catch (error) {
         if (error.name !== "AbortError" && mine === turn.current) setProblem(error.message);
       }
@@ -166,13 +169,16 @@ export function Simulator({ name, support, metadata }) {
 
   if (problem) return html`<${ConfigForm} onConfig=${setConfig} onError=${setWrong} /><p class="error" role="alert">${wrong || problem}</p>`;
   if (!input) return html`<p class="note">Loading …</p>`;
-  const evaluate = async (at) => (await post("/Evaluate", { name, input: at, config })).output[target[1]];
+  const evaluate = async (at, signal) => (await post("/Evaluate", { name, input: at, config }, signal)).output[target[1]];
+  const parameters = input.flatMap((vector, k) => vector.slice(0, MAX_SLIDERS).map((_, i) => ({ k, i, name: `x${k}[${i}]` })));
   const choice = (index, label, count) => html`<label class="inline">${label} <select value=${target[index]}
     onChange=${(e) => setTarget(target.map((old, i) => (i === index ? Number(e.target.value) : old)))}>
     ${Array.from({ length: count }, (_, k) => html`<option>${k}</option>`)}</select></label>`;
   return html`<${ConfigForm} onConfig=${setConfig} onError=${setWrong} />
     <div class="columns wide">
-      <div><${Sliders} input=${input} names=${(metadata.inputs ?? []).map((t) => t.name)} range=${range} onChange=${setInput} onRange=${setRange} /></div>
+      <div><${Sliders} input=${input} names=${(metadata.inputs ?? []).map((t) => t.name)} range=${range} onChange=${setInput} onRange=${setRange} />
+        ${result && parameters.length > 1 && html`<${SimulatorMap} key=${name} name=${name} input=${input} metadata=${metadata} config=${config} result=${result} range=${range}
+          target=${target} parameters=${parameters} evaluate=${evaluate} onInput=${setInput} />`}</div>
       <div>
         ${(wrong || failure) && html`<p class="error" role="alert">${wrong || failure}</p>`}
         ${result && html`<h2>Outputs</h2>

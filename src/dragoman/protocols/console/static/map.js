@@ -1,0 +1,221 @@
+// A map of an output over two parameters of a simulator, with the point, the gradient and contour lines.
+import { modelPath, read } from "./api.js";
+import { viridis } from "./colors.js";
+import { total, withValue } from "./differences.js";
+import { contours, inParts, oneByOne, spaced, ticks } from "./grid.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { Scale } from "./masks.js";
+import { format } from "./plot.js";
+import { saveFile } from "./save.js";
+
+const ROWS_SIDE = 41; // points a side if a request takes many of them
+const SINGLE_SIDE = 25;
+const FAST_CALL_MS = 200; // of a model whose map is drawn without a click
+const FAST_MS = 5; // of a point of such a map
+const LOG_NAME = /log_?(density|prob|likelihood|posterior|pdf|p$)/i;
+const LEVELS = 9;
+const [LEFT, TOP, SIDE] = [52, 10, 380];
+const [WIDTH, HEIGHT] = [LEFT + SIDE + 14, TOP + SIDE + 44];
+const ARROW = 70;
+
+const SHOWN = {
+  "as it is": { of: () => (v) => v, title: (name) => name },
+  exp: { of: (most) => (v) => Math.exp(v - most), title: (name) => `exp(${name}), largest = 1` },
+  log10: { of: () => (v) => (v > 0 ? Math.log10(v) : null), title: (name) => `log10 of ${name}` },
+};
+
+const isKnown = (v) => typeof v === "number" && Number.isFinite(v);
+
+// The points as rows of one V2 request, if each input takes rows; else null.
+function rowsBody({ input, metadata, points, inWrt, outWrt }) {
+  const { inputs = [], outputs = [] } = metadata;
+  const takesRows = inputs.length === input.length && inputs.every(({ shape }, k) => shape.length === 2 && shape[0] === -1 && shape[1] === input[k].length);
+  if (!takesRows || outputs[outWrt]?.shape.length !== 2) return null;
+  return (from, to) => ({
+    inputs: inputs.map(({ name, datatype }, k) => ({
+      name, datatype, shape: [to - from, input[k].length],
+      data: points.slice(from, to).flatMap((point) => point[k]),
+    })),
+    outputs: [{ name: outputs[outWrt].name }],
+  });
+}
+
+// The sums of an output at the points, by as few requests as possible.
+async function valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal, onProgress, isSlow }) {
+  const body = Object.keys(config).length === 0 ? rowsBody({ input, metadata, points, outWrt }) : null;
+  if (body) {
+    return inParts(points.length, async (from, to) => {
+      const { outputs: [{ data }] } = await read(`${modelPath(name)}/infer`, { method: "POST", body: body(from, to), signal });
+      const width = data.length / (to - from);
+      return Array.from({ length: to - from }, (_, i) => sumOf(data.slice(i * width, (i + 1) * width)));
+    }, { onProgress, isSlow });
+  }
+  return inParts(points.length, (from, to) => oneByOne(to - from, async (i) => {
+    signal.throwIfAborted();
+    return sumOf(await evaluate(points[from + i], signal));
+  }), { onProgress, isSlow });
+}
+
+const sumOf = (vector) => (vector.every(isKnown) ? total(vector) : null);
+
+// The picture of the values as an address. The first row of values is the lowest of the picture.
+function pictureOf(values, side, [low, high]) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [side, side];
+  const image = new ImageData(side, side);
+  values.forEach((v, at) => {
+    if (!isKnown(v)) return;
+    const pixel = (side - 1 - Math.floor(at / side)) * side + (at % side);
+    image.data.set([...viridis((v - low) / (high - low || 1)), 255], 4 * pixel);
+  });
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas.toDataURL();
+}
+
+function rangeOf(values) {
+  const known = values.filter(isKnown);
+  return known.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+}
+
+// Where the least and the greatest value are, in words.
+function extremes({ values, axes, names, side }) {
+  const at = (pick) => {
+    const i = values.indexOf(pick);
+    return `${format(pick)} at ${names[0]} = ${format(axes[0][i % side])}, ${names[1]} = ${format(axes[1][Math.floor(i / side)])}`;
+  };
+  const [low, high] = rangeOf(values);
+  return isKnown(low) ? `Least ${at(low)}; greatest ${at(high)}.` : "No point has a value.";
+}
+
+function Drawing({ map, shown, point, gradient, onPoint }) {
+  const { values, side, range: [low, high], names } = map;
+  const holder = useRef(null);
+  const [isDragged, setIsDragged] = useState(false);
+  const shownRange = useMemo(() => rangeOf(shown), [shown]);
+  const url = useMemo(() => pictureOf(shown, side, shownRange), [shown]);
+  const lines = useMemo(() => {
+    const [a, b] = shownRange;
+    if (!(b > a)) return "";
+    const cell = SIDE / (side - 1);
+    const place = (x, y) => `${(LEFT + x * cell).toFixed(1)} ${(TOP + SIDE - y * cell).toFixed(1)}`;
+    return spaced(a, b, LEVELS + 2).slice(1, -1).flatMap((level) => contours(shown, side, side, level))
+      .map(([x0, y0, x1, y1]) => `M${place(x0, y0)}L${place(x1, y1)}`).join("");
+  }, [shown]);
+  const x = (v) => LEFT + (SIDE * (v - low)) / (high - low);
+  const y = (v) => TOP + SIDE - (SIDE * (v - low)) / (high - low);
+  const inside = (v) => Math.min(high, Math.max(low, v));
+  const round = (v) => Number(v.toPrecision(4));
+  const move = (event) => {
+    const box = holder.current.getBoundingClientRect();
+    const at = [((event.clientX - box.left) * WIDTH) / box.width, ((event.clientY - box.top) * HEIGHT) / box.height];
+    onPoint([round(inside(low + ((at[0] - LEFT) / SIDE) * (high - low))), round(inside(low + ((TOP + SIDE - at[1]) / SIDE) * (high - low)))]);
+  };
+  const press = (event) => {
+    const step = ((high - low) / (side - 1)) * (event.shiftKey ? 5 : 1);
+    const by = { ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowDown: [0, -step], ArrowUp: [0, step] }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    onPoint(point.map((v, i) => round(inside(v + by[i]))));
+  };
+  const length = gradient && Math.hypot(...gradient);
+  const arrow = length > 0 && gradient.map((g) => (ARROW * g) / length);
+  const [px, py] = [x(point[0]), y(point[1])];
+  const isInside = point.every((v) => v >= low && v <= high);
+  const label = `Map over ${names[0]} and ${names[1]}, the point at ${format(point[0])}, ${format(point[1])}. Arrow keys move it.`;
+  return html`<svg ref=${holder} class="map" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} tabindex="0" role="application" aria-label=${label} onKeyDown=${press}
+      onPointerDown=${(e) => (setIsDragged(true), e.currentTarget.setPointerCapture(e.pointerId), move(e))} onPointerMove=${(e) => isDragged && move(e)}
+      onPointerUp=${() => setIsDragged(false)}>
+    <defs><marker id="map-tip" viewBox="0 0 10 10" refX="7" refY="5" markerWidth="5" markerHeight="5" orient="auto"><path d="M0 0L10 5L0 10z" /></marker></defs>
+    <clipPath id="map-frame"><rect x=${LEFT} y=${TOP} width=${SIDE} height=${SIDE} /></clipPath>
+    <image clip-path="url(#map-frame)" href=${url} x=${LEFT - SIDE / (side - 1) / 2} y=${TOP - SIDE / (side - 1) / 2} width=${(SIDE * side) / (side - 1)} height=${(SIDE * side) / (side - 1)} preserveAspectRatio="none" />
+    <path class="contour" d=${lines} />
+    <rect class="frame" x=${LEFT} y=${TOP} width=${SIDE} height=${SIDE} />
+    ${ticks(low, high).map((v) => html`<g key=${v}><path class="tick" d=${`M${x(v)} ${TOP + SIDE}v5M${LEFT} ${y(v)}h-5`} />
+      <text x=${x(v)} y=${TOP + SIDE + 20} text-anchor="middle">${v}</text><text x=${LEFT - 9} y=${y(v) + 4} text-anchor="end">${v}</text></g>`)}
+    <text class="axis" x=${LEFT + SIDE / 2} y=${HEIGHT - 6} text-anchor="middle">${names[0]}</text>
+    <text class="axis" transform=${`translate(13 ${TOP + SIDE / 2}) rotate(-90)`} text-anchor="middle">${names[1]}</text>
+    ${isInside && html`${arrow && html`<path class="arrow back" d=${`M${px} ${py}l${arrow[0]} ${-arrow[1]}`} /><path class="arrow" marker-end="url(#map-tip)" d=${`M${px} ${py}l${arrow[0]} ${-arrow[1]}`} />`}
+      <circle class="point" cx=${px} cy=${py} r="6" />`}
+  </svg>`;
+}
+
+function Table({ map }) {
+  const { values, axes, names, side } = map;
+  return html`<div class="scroll short" tabindex="0" role="region" aria-label="Values of the map"><table class="values">
+    <thead><tr><th scope="col">${names[1]} \\ ${names[0]}</th>${axes[0].map((v) => html`<th scope="col" class="number">${format(v)}</th>`)}</tr></thead>
+    <tbody>${axes[1].map((v, j) => html`<tr><th scope="row">${format(v)}</th>${axes[0].map((_, i) => html`<td class="number">${format(values[j * side + i])}</td>`)}</tr>`)}</tbody></table></div>`;
+}
+
+const csvOf = ({ values, axes, names, side, title }) =>
+  [[...names, title], ...values.map((v, at) => [axes[0][at % side], axes[1][Math.floor(at / side)], v ?? "nan"])].map((row) => row.join(",")).join("\n");
+
+// `parameters`: [{ k, i, name }] of all parameters that have sliders.
+export function SimulatorMap({ name, input, metadata, config, result, range, target: [inWrt, outWrt], parameters, evaluate, onInput }) {
+  const [chosen, setChosen] = useState([0, 1]);
+  const [map, setMap] = useState(null);
+  const bounds = [Math.min(...range), Math.max(...range)];
+  const isSame = chosen[0] === chosen[1];
+  const isFast = !isSame && bounds[1] > bounds[0] && result.ms < FAST_CALL_MS;
+  const [progress, setProgress] = useState(isFast ? 0 : null);
+  const [problem, setProblem] = useState("");
+  const [mode, setMode] = useState(LOG_NAME.test(metadata.outputs?.[outWrt]?.name ?? "") ? "exp" : "as it is");
+  const [isTable, setIsTable] = useState(false);
+  const abort = useRef(null);
+  const runs = useRef(0); // that were asked for: they are not replaced
+  const axes = chosen.map((at) => parameters[at]);
+  // What the values depend on: all but the two parameters.
+  const rest = axes.reduce((vectors, { k, i }) => withValue(vectors, k, i, null), input);
+  const key = JSON.stringify([chosen, bounds, rest, config, outWrt]);
+
+  async function run(isSlow) {
+    if (!isSlow) runs.current++;
+    abort.current?.abort();
+    const mine = new AbortController();
+    abort.current = mine;
+    setProblem("");
+    setProgress(0);
+    const takesRows = Object.keys(config).length === 0 && rowsBody({ input, metadata, points: [], outWrt });
+    const side = takesRows ? ROWS_SIDE : SINGLE_SIDE;
+    const line = spaced(...bounds, side);
+    const points = line.flatMap((second) => line.map((first) =>
+      withValue(withValue(input, axes[0].k, axes[0].i, first), axes[1].k, axes[1].i, second)));
+    try {
+      const values = await valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal: mine.signal, onProgress: setProgress, isSlow });
+      const title = result.output[outWrt].length === 1 ? `y${outWrt}[0]` : `sum of y${outWrt}`;
+      if (values) setMap({ key, values, side, range: bounds, axes: [line, line], names: axes.map((axis) => axis.name), title });
+    } catch (error) {
+      if (error.name !== "AbortError") setProblem(error.message);
+    }
+    if (!isSlow) runs.current--;
+    if (abort.current === mine) setProgress(null);
+  }
+  useEffect(() => () => abort.current?.abort(), []);
+  // A model that is fast shows its map without a click; another one only on request.
+  useEffect(() => void (isFast && runs.current === 0 && run((ms) => ms > FAST_MS)), [name, JSON.stringify(bounds), JSON.stringify(chosen), outWrt]);
+
+  const shown = useMemo(() => {
+    if (!map) return null;
+    const of = SHOWN[mode].of(rangeOf(map.values)[1]);
+    return map.values.map((v) => (isKnown(v) ? of(v) : null));
+  }, [map, mode]);
+  const choice = (at) => html`<label>${at === 0 ? "across" : "up"} <select value=${chosen[at]} onChange=${(e) => setChosen(chosen.map((old, j) => (j === at ? Number(e.target.value) : old)))}>
+    ${parameters.map((parameter, i) => html`<option value=${i}>${parameter.name}</option>`)}</select></label>`;
+  const point = axes.map(({ k, i }) => input[k][i]);
+  const gradient = result.gradient && result.input === input && axes.every(({ k }) => k === inWrt) ? axes.map(({ i }) => result.gradient[i]) : null;
+  const isStale = map && map.key !== key;
+  return html`<section aria-label="Map"><h2>Map</h2>
+    <div class="choices">${parameters.length > 2 && [choice(0), choice(1)]}
+      <label>show <select value=${mode} onChange=${(e) => setMode(e.target.value)}>${Object.keys(SHOWN).map((each) => html`<option>${each}</option>`)}</select></label>
+      ${progress === null
+        ? html`<button type="button" key="run" disabled=${isSame || !(bounds[1] > bounds[0])} onClick=${() => run()}>${map ? "Compute again" : "Compute the map"}</button>`
+        : html`<button type="button" key="stop" onClick=${() => abort.current.abort()}>Stop</button>`}
+      ${map && html`<button type="button" aria-pressed=${isTable} onClick=${() => setIsTable(!isTable)}>Table</button>
+        <button type="button" onClick=${() => saveFile(`${name}-map.csv`, `${csvOf(map)}\n`, "text/csv")}>CSV</button>`}
+    </div>
+    ${map && (isTable ? html`<${Table} map=${map} />` : html`<${Drawing} map=${map} shown=${shown} point=${point} gradient=${isStale ? null : gradient}
+        onPoint=${(values) => onInput(axes.reduce((vectors, { k, i }, j) => withValue(vectors, k, i, values[j]), input))} />
+      <p class="note scale-title">${SHOWN[mode].title(map.title)}</p><${Scale} range=${rangeOf(shown)} />`)}
+    <p class=${problem ? "error" : "note"} role="status">${problem || (progress !== null && `computing, ${Math.round(100 * progress)} %`) || (isSame && "Choose two different parameters.") ||
+      (isStale && "Something else has changed since: compute it again.") || (map && extremes(map))}</p>
+  </section>`;
+}

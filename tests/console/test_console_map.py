@@ -1,0 +1,170 @@
+"""The map of a simulator over two parameters, in a real browser."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from numpy.typing import NDArray
+
+import dragoman
+from console.browser import Browser, needs_chromium, open_page
+from rest.rest_server import DEFAULTS
+
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
+
+
+def slope(x: NDArray[Any], *, height: float = 0.0) -> NDArray[Any]:
+    value: NDArray[Any] = np.array([-2 * (x[0] - 2), -6 * (x[1] + 1)])
+    return value
+
+
+@dragoman.vector_function(inputs={"x": 2}, outputs={"log_density": 1}, gradient=slope, vectorised=True)
+def hill(x: NDArray[Any], *, height: float = 0.0) -> NDArray[Any]:
+    """The logarithm of a density with its top at (2, -1)."""
+    value: NDArray[Any] = height - (x[..., :1] - 2) ** 2 - 3 * (x[..., 1:] + 1) ** 2
+    return value
+
+
+@dragoman.vector_function(inputs={"x": 3})
+def slow(x: NDArray[Any]) -> NDArray[Any]:
+    time.sleep(0.05)
+    value: NDArray[Any] = x[:1] * x[1] + x[2]
+    return value
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def opened(chromium: Any) -> AsyncIterator[Browser]:
+    async with dragoman.Server(hill, slow, **DEFAULTS) as server:
+        yield await open_page(chromium, str(server.http_url))
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def browser(opened: Browser) -> AsyncIterator[Browser]:
+    opened.problems.clear()
+    yield opened
+    assert opened.problems == []
+
+
+def count_requests(browser: Browser, suffix: str) -> list[str]:
+    """Return a list that gets the address of each request that ends with `suffix`."""
+    found: list[str] = []
+    browser.page.on("request", lambda request: found.append(request.url) if request.url.endswith(suffix) else None)
+    return found
+
+
+async def test_a_map_of_a_fast_model_is_drawn_by_few_requests(browser: Browser) -> None:
+    page = browser.page
+    requests = count_requests(browser, "/infer")
+    await browser.open("/#/models/hill", "Simulator")
+    section = page.get_by_role("region", name="Map")
+    await section.get_by_role("application").or_(section.get_by_role("button", name="Compute the map")).wait_for()
+    await section.get_by_role("button", name="Compute").click()
+    await section.get_by_text("Least -157 at x0[0] = -5, x0[1] = 5; greatest 0 at x0[0] = 2, x0[1] = -1.").wait_for()
+    assert 1 <= len(requests) <= 40, "1681 points"
+    assert await section.get_by_text("exp(y0[0]), largest = 1").count() == 1
+    await section.get_by_role("button", name="Table").click()
+    table = section.locator("table")
+    assert await table.locator("tbody tr").count() == 41
+    assert await table.locator("tbody tr").nth(16).locator("td").nth(28).inner_text() == "0"  # the top
+    assert await table.locator("tbody tr").nth(20).locator("td").nth(20).inner_text() == "-7"  # at (0, 0)
+    async with page.expect_download() as download:
+        await section.get_by_role("button", name="CSV").click()
+    lines = (await (await download.value).path()).read_text().splitlines()
+    assert (len(lines), lines[0], lines[1]) == (1682, "x0[0],x0[1],y0[0]", "-5,-5,-97")
+    await section.get_by_role("button", name="Table").click()
+    assert await browser.find_violations() == []
+    await browser.keep("map")
+
+
+async def test_the_point_follows_the_mouse_and_the_arrow_keys(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/hill", "Simulator")
+    await page.get_by_role("button", name="Compute").click()
+    drawing = page.get_by_role("application")
+    await page.get_by_text("Least -157 at").wait_for()
+    box = await drawing.bounding_box()
+    assert box is not None
+    scale = box["width"] / 446  # of the drawing's own units: 52 to 432 are -5 to 5
+    await page.mouse.click(box["x"] + scale * (52 + 380 * 0.6), box["y"] + scale * (10 + 380 * 0.3))
+    first, second = page.get_by_label("value of x0[0]"), page.get_by_label("value of x0[1]")
+    assert [float(await each.input_value()) for each in (first, second)] == pytest.approx([1, 2], abs=0.05)
+    await first.fill("1")
+    await second.fill("2")
+    await page.keyboard.press("Enter")
+    await drawing.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Shift+ArrowLeft", "ArrowUp"):
+        await page.keyboard.press(key)
+    assert [float(await each.input_value()) for each in (first, second)] == pytest.approx([0.25, 2])
+    assert await drawing.get_attribute("aria-label") == (
+        "Map over x0[0] and x0[1], the point at 0.250, 2. Arrow keys move it."
+    )
+    # The gradient at (0.25, 2) is (3.5, -18): down, and a little to the right.
+    await page.locator("td.number", has_text="3.50").wait_for()
+    path = await drawing.locator("path.arrow:not(.back)").get_attribute("d")
+    assert path is not None
+    x, y = (float(part) for part in path.split("l")[1].split())
+    assert x > 0
+    assert x / y == pytest.approx(3.5 / 18)
+
+
+async def test_a_map_with_a_configuration_calls_the_simulator_for_each_point(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/hill", "Simulator")
+    await page.get_by_label("config").fill('{"height": 10}')
+    await browser.press("Apply")
+    requests = count_requests(browser, "/Evaluate")
+    await page.get_by_role("button", name="Compute").click()
+    await page.get_by_text("greatest 9.91 at x0[0] = 2.08, x0[1] = -0.833.").wait_for(timeout=60_000)
+    assert len(requests) >= 25 * 25
+
+
+async def test_a_slow_model_has_its_map_on_request_and_it_can_be_stopped(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/slow", "Simulator")
+    await page.get_by_label("across").select_option("x0[2]")
+    section = page.get_by_role("region", name="Map")
+    await section.get_by_role("button", name="Compute the map").click()
+    await section.get_by_text("computing").wait_for()
+    await section.get_by_role("button", name="Stop").click()
+    await section.get_by_role("button", name="Compute the map").wait_for()
+    assert await section.get_by_role("application").count() == 0
+    await page.get_by_label("up").select_option("x0[2]")
+    await section.get_by_text("Choose two different parameters.").wait_for()
+
+
+async def test_contours_lie_where_the_value_is_the_level(browser: Browser) -> None:
+    script = """async ([values, columns, rows, levels]) => {
+        const { contours, ticks } = await import("/console/assets/grid.js");
+        const lines = levels.map((level) => contours(values, columns, rows, level));
+        return [lines, ...[[-5, 5], [0, 0.3], [999, 1001]].map((bounds) => ticks(...bounds))];
+    }"""
+    columns, rows = 33, 21
+    x, y = np.meshgrid(np.arange(columns), np.arange(rows))
+    values = np.hypot(x - 16, y - 10)
+    levels = [3.5, 7.25, 9.1]
+    await browser.open("/")
+    found, *scales = await browser.page.evaluate(script, [values.ravel().tolist(), columns, rows, levels])
+    for level, lines in zip(levels, found, strict=True):
+        ends = np.array(lines).reshape(-1, 2)
+        radius = np.hypot(ends[:, 0] - 16, ends[:, 1] - 10)
+        assert radius == pytest.approx(np.full(len(ends), level), abs=0.06)
+        length = np.hypot(*(np.array(lines)[:, :2] - np.array(lines)[:, 2:]).T).sum()
+        assert length == pytest.approx(2 * np.pi * level, rel=0.02), "the circle is not closed"
+    assert scales == [[-4, -2, 0, 2, 4], [0, 0.1, 0.2, 0.3], [999, 999.5, 1000, 1000.5, 1001]]
+
+
+async def test_a_saddle_and_values_that_are_missing_have_no_wrong_lines(browser: Browser) -> None:
+    script = """async (grids) => {
+        const { contours } = await import("/console/assets/grid.js");
+        return grids.map((values) => contours(values, 2, 2, 0.5));
+    }"""
+    await browser.open("/")
+    high, low, missing = await browser.page.evaluate(script, [[1, 0, 0, 1], [0.6, 0, 0, 0.6], [1, 0, None, 1]])
+    assert sorted(high) == [[0.5, 0, 1, 0.5], [0.5, 1, 0, 0.5]]  # the middle is above: the low corners are cut off
+    assert len(low) == 2
+    assert low[0][:2] == pytest.approx([1 / 6, 0])
+    assert low[0][2:] == pytest.approx([0, 1 / 6])  # the middle is below: the high corners are
+    assert missing == []
