@@ -101,7 +101,7 @@ def test_a_server_is_started_and_stopped_as_the_page_says(tmp_path: Path) -> Non
     assert "ready in" in (tmp_path / "03.txt").read_text()
 
 
-def test_a_task_may_not_take_longer_than_three_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_may_not_take_longer_than_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("docs.first_hour.LIMIT_S", -1.0)
     page = tmp_path / "page.md"
     page.write_text("## 1. Quick\n\n```text\n```\n")
