@@ -6,6 +6,7 @@ import { fileTensor, pictureTensor, takesPictures } from "./images.js";
 import { Outputs } from "./outputs.js";
 import { Photos } from "./photo_input.js";
 import { drawPhoto, firstSettings, readPhoto } from "./photos.js";
+import { placeholderOf, sampleRequest, samplesOf, shortSample, specsOf } from "./samples.js";
 import { chooseShape, parseColumns, parseValues, requestBody, rowsOf, show } from "./tensors.js";
 
 // Rows a line, so that a table can be edited and pasted.
@@ -20,14 +21,17 @@ function exampleShape({ shape }, found) {
   return found && shape.filter((n) => n < 0).length > 1 ? found.join(", ") : "";
 }
 
-function initialFields({ metadata, example, shapes }) {
+function initialFields({ metadata, example, shapes, examples: shipped }) {
   const examples = new Map((example?.inputs ?? []).map((tensor) => [tensor.name, tensor]));
-  return metadata.inputs.map((spec) => withKind({ ...spec, anyRank: spec.parameters?.any_rank === true })).map((spec) => ({
+  const samples = samplesOf(shipped);
+  const isKnown = ({ name }) => examples.has(name) || samples.has(name);
+  return specsOf(metadata.inputs, samples).map((spec) => withKind({ ...spec, anyRank: spec.parameters?.any_rank === true })).map((spec) => ({
     ...spec,
-    isOptional: example !== null && !examples.has(spec.name),
-    text: initialText(examples.get(spec.name)),
-    typedShape: exampleShape(spec, examples.get(spec.name)?.shape ?? shapes[spec.name]),
-    isSent: examples.has(spec.name) || example === null,
+    isOptional: examples.size + samples.size > 0 && !isKnown(spec),
+    text: initialText(examples.get(spec.name) ?? shortSample(samples.get(spec.name))),
+    typedShape: exampleShape(spec, examples.get(spec.name)?.shape ?? samples.get(spec.name)?.shape ?? shapes[spec.name]),
+    isSent: isKnown(spec) || examples.size + samples.size === 0,
+    sample: samples.get(spec.name) ?? null, // is sent if nothing is typed or chosen
     pictures: [], // photos from files, instead of the text
     file: null, // of a BYTES input, instead of the text
     settings: spec.isPhoto ? firstSettings(spec, examples.get(spec.name)?.shape ?? shapes?.[spec.name], metadata.outputs ?? []) : null,
@@ -65,6 +69,9 @@ function toTensor(field) {
     return [{ name, datatype, ...pictureTensor(sent, field, field.settings) }, "", sent];
   }
   if (field.file) return [{ name, datatype, ...fileTensor(field.file.bytes, field) }, ""];
+  if (field.sample && field.text.trim() === "") {
+    return [sampleRequest(field.sample), `${name}: the example of ${field.sample.shape.join(" x ")} was sent`];
+  }
   const { data, shape, skipped } = parseValues(field.text, datatype, field.anyRank ? 1 : field.shape.length);
   const sent = chooseShape(field.typedShape, field.anyRank ? null : field.shape, shape);
   return [{ name, datatype, shape: sent, data }, skipped ? `${name}: the first line, of names, was not sent` : ""];
@@ -72,7 +79,7 @@ function toTensor(field) {
 
 function Text({ field, id, onChange }) {
   return html`<label for=${id}>values: rows of a table, or JSON</label>
-    <textarea id=${id} rows="4" spellcheck=${false} value=${field.text} onInput=${(e) => onChange({ text: e.target.value })}></textarea>
+    <textarea id=${id} rows="4" spellcheck=${false} value=${field.text} placeholder=${placeholderOf(field.sample)} onInput=${(e) => onChange({ text: e.target.value })}></textarea>
     <label class="inline">shape <input size="12" placeholder="from the values" value=${field.typedShape}
       onInput=${(e) => onChange({ typedShape: e.target.value })} /></label>`;
 }

@@ -1,0 +1,84 @@
+"""Forms of models with an example that is too long to show, or without declared inputs, answer as they are opened."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import dragoman
+from console.browser import needs_chromium, open_page
+from rest.rest_server import DEFAULTS
+
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
+
+
+class Photo(dragoman.Model):
+    """Mean of a picture, which a trial fills with ones."""
+
+    placement = "inline"
+    inputs = (dragoman.TensorSpec("images", dragoman.FP32, (-1, 3, 64, 64)),)
+    outputs = (dragoman.TensorSpec("mean", dragoman.FP32, (-1,)),)
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        images = np.asarray(call.inputs["images"].data)
+        if not len(images):
+            raise ValueError("no picture")
+        return {"mean": images.mean(axis=(1, 2, 3))}
+
+
+class Wave(Photo):
+    """Mean of a sound that the model itself knows."""
+
+    inputs = (dragoman.TensorSpec("sound", dragoman.FP32, (-1, 16000)),)
+
+    def example_inputs(self) -> dict[str, Any]:
+        return {"sound": np.linspace(0, 1, 16000, dtype=np.float32)[None]}
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        return {"mean": np.asarray(call.inputs["sound"].data).mean(axis=1)}
+
+
+class Open(dragoman.Model):
+    """Declares no inputs, and has an example."""
+
+    placement = "inline"
+    inputs = ()
+    outputs = (dragoman.TensorSpec("sum", dragoman.FP64, (-1,)),)
+
+    def example_inputs(self) -> dict[str, Any]:
+        return {"x": np.array([1.5, 2.0])}
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        return {"sum": call.inputs["x"].data.sum(keepdims=True)}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def browser(chromium: Any) -> Any:
+    async with dragoman.Server(Photo, Wave, Open, **DEFAULTS) as server:
+        yield await open_page(chromium, str(server.http_url))
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "note"),
+    [
+        ("Photo", "1", "images: the example of 1 x 3 x 64 x 64 was sent"),
+        ("Wave", "0.5", "sound: the example of 1 x 16000 was sent"),
+        ("Open", "3.5", ""),
+    ],
+)
+async def test_the_form_is_answered_as_it_is_opened(browser: Any, model: str, value: str, note: str) -> None:
+    await browser.open(f"/#/models/{model}")
+    await browser.press("Run")
+    await browser.page.locator("section.output td").first.wait_for()
+    assert float(await browser.page.inner_text("section.output td")) == pytest.approx(float(value), abs=1e-3)
+    assert note in await browser.panel()
+    assert ("the example of" in await browser.panel()) == bool(note)
+    assert browser.problems == []
+
+
+async def test_what_is_typed_replaces_the_example(browser: Any) -> None:
+    await browser.open("/#/models/Wave")
+    await browser.page.fill("textarea", "1, 2")
+    await browser.press("Run")
+    await browser.page.wait_for_selector("text=expected shape [-1, 16000]")
