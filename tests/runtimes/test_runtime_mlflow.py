@@ -104,6 +104,18 @@ def test_sklearn_flavor(tmp_path: Path) -> None:
         _infer(model, {name: np.zeros(1, np.int64) for name in names})
 
 
+@pytest.mark.parametrize("function", ["predict", "predict_proba"])
+def test_kind_and_classes_of_an_estimator(tmp_path: Path, function: str) -> None:
+    flavor = pytest.importorskip("mlflow.sklearn")
+    x, y = load_iris(return_X_y=True)
+    classifier = LogisticRegression(max_iter=1000).fit(x, np.array(["a", "b", "c"])[y])
+    options: dict[str, Any] = {"serialization_format": "pickle", "pyfunc_predict_fn": function}
+    flavor.save_model(classifier, str(tmp_path / "model"), **options)
+    model = _load(tmp_path / "model")
+    assert model.kind == "classifier"
+    assert model.class_labels() == ({"output-0": ("a", "b", "c")} if function == "predict_proba" else {})
+
+
 def test_columns_of_every_type(tmp_path: Path) -> None:
     kinds = ("boolean", "integer", "long", "float", "double", "string", "binary", "datetime")
     signature = models.ModelSignature(

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
+from dragoman.runtimes.class_names import estimator_kind
 from dragoman.runtimes.files import check_pickle, model_path
 from dragoman.runtimes.mlflow.scoring import INVOCATIONS, score
 from dragoman.runtimes.tables import content
@@ -176,11 +177,29 @@ class MlflowModel(Model):
             self._model = pyfunc.load_model(str(path.resolve()))
         except (self._mlflow_error, ImportError) as error:
             raise ModelFailed(f"'{path.name}' cannot be loaded by MLflow: {error}") from error
+        self._describe_estimator()
         value = self._model.metadata.signature
         self._inputs, self._outputs = _entries(value, "inputs", "input-"), _entries(value, "outputs", "output-")
         self._takes_tensors = bool(self._inputs) and value.inputs.is_tensor_spec()
         self._defaults = Defaults.of(self.spec)
         self._params = {param.name: param for param in getattr(value, "params", None) or ()}
+
+    def _describe_estimator(self) -> None:
+        """Find out kind and classes of an estimator with the interface of scikit-learn, if the flavor has one."""
+        self._classes: tuple[str, ...] = ()
+        try:
+            estimator = self._model.get_raw_model()
+        except Exception:  # not every flavor has one, and MLflow promises no class of error
+            return
+        self.kind = estimator_kind(estimator)
+        flavor = self._model.metadata.flavors.get("python_function", {})
+        classes = getattr(estimator, "classes_", ())
+        if flavor.get("predict_fn") == "predict_proba" and getattr(classes, "ndim", 0) == 1:
+            self._classes = tuple(map(str, classes))
+
+    def class_labels(self) -> Mapping[str, Sequence[str]]:
+        names = [entry.spec.name for entry in self._outputs] or ["output-0"]
+        return {names[0]: self._classes} if self._classes and len(names) == 1 else {}
 
     def signature(self) -> Signature:
         return Signature(
