@@ -20,12 +20,15 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """A command whose standard streams are a terminal of 100 columns; `text` is its output without escape sequences."""
+    """A command whose standard streams are a terminal of 100 columns; `text` is its output without escape sequences.
+
+    handle: the other end of the terminal, for keys.
+    """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
     ) -> None:
-        self._parent, child = pty.openpty()
+        self.handle, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DRAGOMAN_", "PYTEST_"))}
         env = {**clean, "TERM": "xterm", **(environment or {})}
@@ -40,7 +43,7 @@ class Terminal:
 
     def _read(self) -> None:
         with suppress(OSError):  # the other end is closed
-            while data := os.read(self._parent, 1 << 16):
+            while data := os.read(self.handle, 1 << 16):
                 self._output += data
 
     @property
@@ -58,7 +61,7 @@ class Terminal:
         return self
 
     def send(self, line: str) -> None:
-        os.write(self._parent, line.encode() + b"\n")
+        os.write(self.handle, line.encode() + b"\n")
 
     def wait_for_exit(self) -> int:
         return self.popen.wait(60)
@@ -71,4 +74,4 @@ class Terminal:
             self.popen.send_signal(signal.SIGTERM)
             self.popen.wait(60)
         self._reader.join(10)
-        os.close(self._parent)
+        os.close(self.handle)

@@ -173,8 +173,11 @@ class ServerConnection:
         if data is not None:
             headers["content-type"] = "application/json"
         request = urllib.request.Request(self.url + path, data, headers)  # noqa: S310 - the scheme is checked above
-        tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=self.ca or None))
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls, _NoRedirects)
+        handlers: list[Any] = [urllib.request.ProxyHandler({}), _NoRedirects]
+        if self.url.startswith("https"):  # reading the certificates of the system takes some 50 ms
+            context = ssl.create_default_context(cafile=self.ca or None)
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        opener = urllib.request.build_opener(*handlers)
         try:
             with opener.open(request, timeout=self.timeout_s) as response:
                 yield response

@@ -31,6 +31,11 @@ def colour_text(text: str, code: str, stream: TextIO) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if has_colours(stream) else text
 
 
+def state_code(state: str) -> str:
+    """Return the ANSI code of a state of a model or worker, "" for an unknown one."""
+    return _STATES.get(state.strip().lower(), "")
+
+
 def printable(text: str) -> str:
     """Return text of a model or server without terminal control characters; line breaks and tabs are kept."""
     return text.translate(_CONTROLS)
@@ -57,7 +62,7 @@ def table(rows: Sequence[Sequence[str]], stream: TextIO | None = None, indent: s
 
 
 def _coloured_cell(cell: str, *, is_header: bool, stream: TextIO) -> str:
-    code = "1" if is_header else _STATES.get(cell.strip().lower(), "")
+    code = "1" if is_header else state_code(cell)
     return colour_text(cell, code, stream) if code else cell
 
 
