@@ -113,10 +113,10 @@ async def test_numbers_are_digits_and_long_vectors_lines(browser: Browser) -> No
     await run(browser, "House", "1, 2, 0.123456789012")
     price, vector = browser.page.get_by_label("Output price"), browser.page.get_by_label("Output vector")
     await browser.has_texts(price.locator("td"), ["3.123456789012"])
-    await vector.locator("canvas").wait_for()
+    await vector.locator("path.line").wait_for()
     await run(browser, "House", "1, 2, 3\n4, 5, 6")
     await browser.has_texts(price.locator("td"), ["6", "15"])
-    assert await vector.locator("canvas").count() == 0, "independent rows joined by lines"
+    assert await vector.locator("path.line").count() == 0, "independent rows joined by lines"
     heights = await vector.locator("td").evaluate_all("(all) => all.map((e) => e.getClientRects()[0].height)")
     assert max(heights) < 40, "a number is broken over lines"
 
@@ -204,6 +204,22 @@ async def test_labels_of_the_model_name_bars_and_classes(browser: Browser) -> No
     }"""
     await browser.open("/")
     assert await browser.page.evaluate(script) == ["dog 1", "dog", "<i>cat</i>"]
+
+
+async def test_a_long_line_keeps_its_extremes_and_gaps(browser: Browser) -> None:
+    script = """async ([values]) => {
+        const { thinned } = await import("/console/assets/plot.js");
+        return [thinned(values), thinned([1, null, 2])];
+    }"""
+    random = np.random.default_rng(5)
+    values = random.normal(size=10_000)
+    values[[17, 9_999]] = 100, -100
+    await browser.open("/")
+    indices, few = await browser.page.evaluate(script, [values.tolist()])
+    assert indices == sorted(set(indices))
+    assert len(indices) <= 2_000
+    assert {17, 9_999} <= set(indices)
+    assert few == [0, 1, 2]
 
 
 async def test_answers_have_no_violation_that_axe_finds(browser: Browser) -> None:

@@ -49,7 +49,8 @@ export function takesPictures({ datatype, shape, anyRank }) {
   if (axes === null) return false;
   const sides = [shape[axes.height], shape[axes.width]];
   const isSeries = axes.height === 0 && sides[0] < 0 && sides[1] > 0;
-  return !isSeries && sides.every((n) => n < 0 || n >= MIN_SIDE);
+  const least = shape.length === 4 ? 2 : MIN_SIDE; // three axes say less
+  return !isSeries && sides.every((n) => n < 0 || n >= least);
 }
 
 // The elements of pictures for an input, as bytes, and their shape. Throws an Error.
