@@ -207,6 +207,22 @@ async def test_the_answer_to_the_trial_shows_probabilities(total: float, kind: s
         assert (await server.request("GET", "/console/models/Scaled")).json["kind"] == kind
 
 
+@pytest.mark.parametrize(
+    ("text", "attribute", "description"),
+    [
+        ('"""Of the file. More."""\n{head}def f(x: float) -> float:\n    """Of it."""\n    return x\n', "", "Of it."),
+        ('"""Of the file. More."""\n{head}def f(x: float) -> float:\n    return x\n', "", "Of the file."),
+        ('"""Of the file. More."""\n{head}def f(x: float) -> float:\n    return x\n', ":f", ""),
+        ("{head}class M(dragoman.Model):\n    description = 'Own.'\n    infer = lambda self, call: {{}}\n", "", "Own."),
+    ],
+)
+async def test_docstrings_of_python_models(tmp_path: Path, text: str, attribute: str, description: str) -> None:
+    head = "import dragoman\n\n\n" + ("@dragoman.model\n" if "def f" in text else "")
+    (tmp_path / "f.py").write_text(text.format(head=head))
+    async with serving(f"{tmp_path / 'f.py'}{attribute}") as server:
+        assert (await server.request("GET", "/console/models/f")).json["description"] == description
+
+
 async def test_examples_of_a_file_have_their_ids_as_names(tmp_path: Path) -> None:
     path = save_onnx(tmp_path / "animals.onnx", [1, 3], {})
     tensor = {"name": "images", "shape": [1, 3, 8, 8], "datatype": "FP32", "data": [0.5] * 192}

@@ -77,13 +77,19 @@ def load(spec: ModelSpec) -> Model:
     The uri is `module:attribute`, `file.py:attribute`, or a file or folder with one model. Raises ModelFailed if there
     is none, or several.
     """
-    return as_model(_target(spec) if spec.target is None else spec.target, spec)
+    if spec.target is not None:
+        return as_model(spec.target, spec)
+    model, file = as_model(_target(spec), spec), _file(spec)
+    if not model.description and file is not None:
+        model.description = first_sentence(_import(file).__doc__)
+    return model
 
 
 def as_model(target: Any, spec: ModelSpec) -> Model:
     """Return a Model with this spec for a Model subclass, a Model, a callable, or an object of a feature's kind.
 
-    Its description is its own, else the first sentence of the docstring of the function or class.
+    Its description is its own, else the first sentence of the docstring of the function or class; that of the file is
+    used where it holds one model.
     """
     model = _as_model(target, spec)
     if not model.description:
@@ -168,10 +174,15 @@ def _instantiate(kind: type[Model], spec: ModelSpec) -> Model:
 # --- files -----------------------------------------------------------------------------------------------
 
 
-def _target(spec: ModelSpec) -> Any:
+def _file(spec: ModelSpec) -> Path | None:
+    """Return the file whose only model this is, None if the uri names an object."""
     path = Path(spec.uri) / "model.py" if Path(spec.uri).is_dir() else Path(spec.uri)
-    if path.suffix == ".py":
-        return _only_model(_import(path), path)
+    return path if path.suffix == ".py" else None
+
+
+def _target(spec: ModelSpec) -> Any:
+    if (file := _file(spec)) is not None:
+        return _only_model(_import(file), file)
     if ":" in spec.uri:
         return plugins.resolve(spec.uri)
     raise ModelFailed(f"'{spec.uri}' is not a Python model: expected file.py, file.py:attribute or module:attribute")
