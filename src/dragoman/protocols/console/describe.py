@@ -13,6 +13,7 @@ from dragoman.core.datatypes import BYTES
 from dragoman.core.examples import model_example
 from dragoman.core.kinds import UNKNOWN, kind_of
 from dragoman.core.tensor import Tensor, numpy_numbers
+from dragoman.protocols.console.layers import has_layers
 from dragoman.protocols.wire import (
     EngineCall,
     HttpRequest,
@@ -77,7 +78,7 @@ class Example(msgspec.Struct):
 
 
 class ModelAbout(msgspec.Struct):
-    """A model. `labels` has the class names by output and index."""
+    """A model. `labels` has the class names by output and index; with `has_layers` there is a page of its graph."""
 
     name: str
     versions: tuple[str, ...]
@@ -85,6 +86,7 @@ class ModelAbout(msgspec.Struct):
     description: str
     platform: str
     labels: dict[str, tuple[str, ...]]
+    has_layers: bool
     examples: list[Example]
 
 
@@ -136,6 +138,7 @@ def about(model: ModelDescription) -> ModelAbout:
         model.description,
         model.platform,
         {name: labels.names for name, labels in model.labels.items()},
+        has_layers(model),
         [*_examples(model)],
     )
 

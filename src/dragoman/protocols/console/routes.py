@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from dragoman.core.calls import InFlight, Request
 from dragoman.core.record_calls import FindRequests
-from dragoman.protocols.console import describe
+from dragoman.protocols.console import describe, layers
 from dragoman.protocols.web_files import files_route, html_response, public_route
 from dragoman.protocols.wire import (
     OWN_PAGES,
@@ -53,6 +53,7 @@ def with_console(protocols: Sequence[HttpProtocol], history: RequestHistory | No
     changed = [replace(p, routes=tuple(_for_browsers(route) for route in p.routes)) for p in protocols]
     routes = [public_route("/console", _console), files_route("/console/assets", _FILES)]
     routes += describe.routes()
+    routes += layers.routes()
     routes += [replace(route, pattern=path, operation=None) for route, path in _asked(protocols)]
     if history is not None:
         routes += _history_routes(history)
