@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.workloads import GRPC_PATH
 from dragoman.formats.grpc_messages import ModelInferRequest
-from dragoman.transports.http2 import frames
-from dragoman.transports.http2.fields import encode_fields
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.fields import encode_fields
 
 _BLOCK = 1 << 20
 # Its length is no multiple of a page or frame, so that a misplaced chunk is detected.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from hpack import Decoder, Encoder
 
-from dragoman.transports.http2 import frames
+from dragoman.formats.http2 import frames
 
 SERVICE = "/inference.GRPCInferenceService/"
 # Source address of attacks: a loopback address that differs from that of the well-behaved client.

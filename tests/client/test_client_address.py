@@ -50,8 +50,6 @@ def test_invalid_urls(url: str) -> None:
 
 
 def test_invalid_settings() -> None:
-    with pytest.raises(errors.InvalidInput, match="tls_verify=False: gRPC always verifies"):
-        dragoman.Client("grpcs://h:1", tls_verify=False)
     with pytest.raises(errors.InvalidInput, match="compression: expected"):
         dragoman.Client("http://h:1", compression="br")  # type: ignore[arg-type]
     for url in ("https://h:1", "grpcs://h:1"):
@@ -113,9 +111,9 @@ def test_an_untrusted_certificate(loop_thread: LoopThread, secure: dragoman.Serv
         client.live()
 
 
-@pytest.mark.parametrize("client_kind", ["blocking", "asyncio"])
-def test_tls_verify_false_over_rest(loop_thread: LoopThread, secure: dragoman.Server, client_kind: Any) -> None:
-    with loop_thread.client(client_kind, secure.http_url, tls_verify=False) as client:
+def test_tls_verify_false(loop_thread: LoopThread, secure: dragoman.Server, kind: Any) -> None:
+    wire, client_kind = kind
+    with loop_thread.client(client_kind, url_of(secure, wire), tls_verify=False) as client:
         assert client.infer("Echo", X)["x"].tolist() == [1]
 
 
@@ -134,17 +132,7 @@ def test_the_client_imports_no_server_modules(url: str, name: str) -> None:
     modules = loaded_after(f"import dragoman; dragoman.{name}('{url}')" if name == "Client" else _ASYNC.format(url))
     rooms = {m.split(".")[1] for m in modules if m.startswith("dragoman.")}
     assert not rooms & {"engine", "transports", "protocols", "workers", "runtimes", "server", "cli"}
-    assert not modules & {"uvloop", "pandas", "PIL"}
-    assert ("grpc" in modules) is url.startswith("grpc")
-
-
-@pytest.mark.parametrize("name", ["Client", "AsyncClient"])
-def test_grpc_without_grpcio_names_the_extra(name: str) -> None:
-    code = f"import sys; sys.modules['grpc'] = None; import dragoman; dragoman.{name}('grpc://h:1')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last == "ImportError: a client for a grpc:// URL needs the package 'grpcio': pip install 'dragoman[grpc]'"
+    assert not modules & {"uvloop", "pandas", "PIL", "grpc"}
 
 
 _ASYNC = """import asyncio, dragoman

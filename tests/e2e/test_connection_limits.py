@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import dragoman
 from dragoman.formats import grpc_messages as m
-from dragoman.transports.http2 import frames
+from dragoman.formats.http2 import frames
 from rest.rest_server import RestServer
 
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]})

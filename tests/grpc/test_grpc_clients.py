@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.formats import grpc_messages as m
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.fields import encode_fields
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
-from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
-from dragoman.transports.http2.fields import encode_fields
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.stream import Buffer
 

@@ -15,9 +15,9 @@ from grpc_fakes import LIMIT, LIMITS, FakeEngine, infer_message, make_server
 from raw_client import Raw, frame_message
 
 from dragoman.formats import grpc_messages as m
+from dragoman.formats.http2 import frames
 from dragoman.transports.grpc.call import MessageReader
 from dragoman.transports.grpc.handlers import GrpcError
-from dragoman.transports.http2 import frames
 
 MESSAGE = infer_message(id="7").SerializeToString()
 SHORT = replace(LIMITS, header_timeout_s=0.2, body_timeout_s=0.2, write_timeout_s=0.2, keep_alive_timeout_s=0.2)

@@ -17,6 +17,8 @@ import uvloop
 from dragoman.core.calls import Inference, Response
 from dragoman.core.sizes import INLINE
 from dragoman.core.tensor import Tensor
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.fields import encode_fields
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import BodyMemory
@@ -24,8 +26,6 @@ from dragoman.transports.encoding import decompress
 from dragoman.transports.executor import LoopBudget, MessageExecutor
 from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.request_reader import Http1Context
-from dragoman.transports.http2 import frames
-from dragoman.transports.http2.fields import encode_fields
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.requests import Http2Requests

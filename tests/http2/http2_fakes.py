@@ -7,9 +7,9 @@ from typing import Any
 from hpack import Decoder, Encoder
 from hyperframe.frame import Frame
 
-from dragoman.transports.http2 import frames
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.fields import encode_fields
 from dragoman.transports.http2.connection import Http2Connection
-from dragoman.transports.http2.fields import encode_fields
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Buffer, Http2Stream

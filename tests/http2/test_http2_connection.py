@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 from http2_fakes import GET, POST, EchoHandler, EchoService, Wire
 
-from dragoman.transports.http2 import frames
-from dragoman.transports.http2.fields import encode_fields
-from dragoman.transports.http2.frames import frame
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.fields import encode_fields
+from dragoman.formats.http2.frames import frame
 from dragoman.transports.http2.limits import Http2Limits
 
 GRPC = [*POST, ("content-type", "application/grpc")]

@@ -6,8 +6,8 @@ from hpack import Encoder as LibraryEncoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.transports.http2.fields import Decoder, encode_fields
-from dragoman.transports.http2.frames import Http2ConnectionError
+from dragoman.formats.http2.fields import Decoder, encode_fields
+from dragoman.formats.http2.frames import Http2ConnectionError
 
 NAMES = st.one_of(
     st.sampled_from([b":method", b":path", b":status", b"content-type", b"te", b"x-a", b"cookie"]),

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from http2_fakes import GET, POST, EchoService, Wire
 
-from dragoman.transports.http2 import frames
-from dragoman.transports.http2.frames import frame
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.frames import frame
 
 Act = Callable[[Wire], object]
 OPEN_BLOCK = frame(frames.HEADERS, 0, 1, b"\x82")  # the beginning of a block

@@ -13,8 +13,8 @@ from http2_fakes import GET, POST, EchoService, Wire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.transports.http2 import frames
-from dragoman.transports.http2.frames import frame
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.frames import frame
 from dragoman.transports.http2.limits import Http2Limits
 
 

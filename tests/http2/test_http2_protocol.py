@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from http2_fakes import EchoService, Wire
 
+from dragoman.formats.http2 import frames
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.clients import Warnings
 from dragoman.transports.executor import MessageExecutor
-from dragoman.transports.http2 import frames
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.protocol import Http2Protocol, http2
 from dragoman.transports.http2.request import Http2Headers

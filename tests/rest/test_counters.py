@@ -15,8 +15,8 @@ import pytest
 
 import dragoman
 from dragoman.core.calls import Measure, Request
-from dragoman.transports.http2 import frames
-from dragoman.transports.http2.fields import encode_fields
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.fields import encode_fields
 from rest.rest_server import Counter, Gate, Identity, RestServer, inputs, request, serving, tensor
 
 OIP = "oip_rest"

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from benchmarks.attack.attack import AimMissedError, Attack, Target
 from benchmarks.attack.http2 import OTHER_ADDRESS, RawHttp2, connections
-from dragoman.transports.http2 import frames
+from dragoman.formats.http2 import frames
 
 _MIB = 1 << 20
 _CLIENTS = 400

@@ -134,10 +134,10 @@ class AsyncClient(ClientBase):
     _sleep = staticmethod(asyncio.sleep)
 
     def _transport(self, where: Address) -> ClientTransport:
+        from dragoman.client.http_async import connect_transport, connector
+
         if where.is_grpc:
             from dragoman.client.rpc import GrpcTransport
 
-            return GrpcTransport(where, asynchronous=True)
-        from dragoman.client.http_async import connect_transport
-
+            return GrpcTransport(where, connector)
         return connect_transport(where)

@@ -40,7 +40,7 @@ class Client(ClientBase):
     token: sent with every request as `Authorization: Bearer`.
     headers: also sent with every request; metadata for gRPC.
     compression: of requests and responses, "gzip" or "deflate".
-    tls_ca: PEM file of trusted certificates, instead of those of the system. tls_verify=False (REST only) accepts any
+    tls_ca: PEM file of trusted certificates, instead of those of the system. tls_verify=False accepts any
     certificate.
 
     Connections are kept open: use the client in a `with` statement, or call `close`. It is thread-safe. Every method
@@ -220,10 +220,10 @@ class Client(ClientBase):
     _sleep = staticmethod(sleep)
 
     def _transport(self, where: Address) -> ClientTransport:
+        from dragoman.client.http_sync import connect_transport, connector
+
         if where.is_grpc:
             from dragoman.client.rpc import GrpcTransport
 
-            return GrpcTransport(where, asynchronous=False)
-        from dragoman.client.http_sync import connect_transport
-
+            return GrpcTransport(where, connector)
         return connect_transport(where)

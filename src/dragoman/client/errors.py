@@ -28,9 +28,6 @@ class ConnectionLost(errors.WorkerLost, ServerUnreachable):
     """UNAVAILABLE: the server or one of its workers ended; gRPC has one status for both."""
 
 
-# Prefixes of messages that grpcio itself writes.
-_NO_CONNECTION = ("failed to connect", "errors resolving", "DNS resolution failed")
-
 _BY_STATUS: Mapping[int, type[errors.DragomanError]] = {
     400: errors.InvalidInput,
     401: errors.Unauthorized,
@@ -82,19 +79,13 @@ def error_of_code(code: str, details: str, metadata: Mapping[str, str], name: st
     """Return the error of a gRPC status."""
     wait_s = _retry_after_s(metadata.get("retry-after", ""))
     if code == "UNAVAILABLE" and wait_s is None:
-        return _connection_lost(details, name)
+        return ConnectionLost(details or f"cannot reach {name}")
     kind = errors.NotReady if code == "UNAVAILABLE" else _BY_CODE.get(code, errors.ServerError)
     if code == "RESOURCE_EXHAUSTED" and "larger than" in details:  # a message, not a queue
         kind = errors.InvalidInput
     error = kind(details or code)
     error.retry_after_s = wait_s
     return error
-
-
-def _connection_lost(details: str, name: str) -> errors.DragomanError:
-    if details.startswith(_NO_CONNECTION):
-        return server_unreachable(name, details, refused="Connection refused" in details)
-    return ConnectionLost(details or f"cannot reach {name}")
 
 
 def _message_in(body: Buffer) -> str:

@@ -3,9 +3,9 @@
 import os
 import select
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import httptools
 
@@ -53,6 +53,11 @@ class ResponseParser:
     used again. With `streams` the body is read in chunks by `take`.
     """
 
+    # Of HTTP/2 only: frames between calls, frames to be sent, and a request that waits for them.
+    is_duplex = False
+    replies = False
+    is_blocked = False
+
     def __init__(self, *, streams: bool = False) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -63,6 +68,13 @@ class ResponseParser:
         self._at = 0
         self._scratch = memoryview(bytearray(_CHUNK))
         self._parser = httptools.HttpResponseParser(self)
+
+    def next(self, *, streams: bool) -> "ResponseParser":
+        """Return the parser of the next response on a connection."""
+        return ResponseParser(streams=streams)
+
+    def body(self) -> Sequence[Buffer]:
+        return ()
 
     def buffer(self) -> memoryview:
         """Return the buffer for the next bytes; those of a large body are received in place."""
@@ -148,10 +160,31 @@ def _decompress(body: Buffer, encoding: str) -> bytes:
 _MAX_IDLE = 32
 
 
+class Parser(Protocol):
+    """What connections call of a parser: `ResponseParser`, or that of HTTP/2."""
+
+    @property
+    def is_duplex(self) -> bool: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def keep_alive(self) -> bool: ...
+    @property
+    def replies(self) -> bool: ...
+    @property
+    def is_blocked(self) -> bool: ...
+    def next(self, *, streams: bool) -> Any: ...
+    def body(self) -> Sequence[Buffer]: ...
+    def buffer(self) -> memoryview: ...
+    def bytes_received(self, count: int) -> None: ...
+    def end(self) -> bool: ...
+    def take(self) -> Buffer: ...
+
+
 class Connection(Protocol):
     """A connection and the parser of its current response."""
 
-    parser: ResponseParser
+    parser: Any
 
     def begin(self, *, streams: bool) -> None:
         """Prepare for the next response."""
@@ -167,8 +200,8 @@ class Connection(Protocol):
     def idle(self) -> None:
         """Mark the connection as idle after a complete response."""
 
-    def is_usable(self) -> bool:
-        """Return whether the connection is open and nothing was received after its response."""
+    async def is_usable(self) -> bool:
+        """Return whether the connection is open and the server has not announced its end, nor sent too much."""
 
     def abort(self) -> None: ...
 
@@ -179,36 +212,21 @@ class Connection(Protocol):
         """Wait until it is closed."""
 
 
-class HttpTransport:
-    """Transport to one server over the connections of `connect`; for several threads or one event loop."""
+Connect = Callable[[Address, Deadline], Awaitable[Connection]]
 
-    def __init__(self, address: Address, connect: Callable[[Address, Deadline], Awaitable[Connection]]) -> None:
+
+class ConnectionPool:
+    """Calls to one server, each over a connection of `connect`, which is kept for later ones.
+
+    For several threads, or for one event loop.
+    """
+
+    def __init__(self, address: Address, connect: Connect) -> None:
         self._address = address
         self._connect = connect
         self._idle: list[Connection] = []
         self._active: set[Connection] = set()
         self._is_interrupted = False
-
-    async def send(self, request: RestRequest, deadline: Deadline) -> RestResponse:
-        """Return the response of any status. Raises ServerUnreachable, DeadlineExceeded or ServerError."""
-        async with self._call(request, deadline, streams=False) as connection:
-            while not connection.parser.done:
-                await connection.more(deadline)
-            return connection.parser.response()
-
-    async def stream(self, request: RestRequest, deadline: Deadline) -> AsyncGenerator[Buffer, None]:
-        """Yield the body as it arrives. Raises the error of a status other than 200."""
-        async with self._call(request, deadline, streams=True) as connection:
-            parser = connection.parser
-            while not parser.has_headers or (parser.status != 200 and not parser.done):
-                await connection.more(deadline)
-            if parser.status != 200:
-                response = parser.response()
-                raise errors.error_of_status(response.status, response.headers, response.body)
-            while not parser.done:
-                yield connection.take()
-                await connection.more(deadline)
-            yield connection.take()
 
     async def close(self) -> None:
         while self._idle:
@@ -224,16 +242,16 @@ class HttpTransport:
             connection.interrupt()
 
     @asynccontextmanager
-    async def _call(self, request: RestRequest, deadline: Deadline, *, streams: bool) -> AsyncIterator[Connection]:
+    async def _call(self, request: Any, deadline: Deadline, *, streams: bool) -> AsyncIterator[Connection]:
         """Send a request and yield its connection; keep the connection if the response was read completely."""
         try:
-            connection = self._idle_connection() or await self._connect(self._address, deadline)
+            connection = await self._idle_connection() or await self._connect(self._address, deadline)
             connection.begin(streams=streams)
             self._active.add(connection)
             try:
                 if self._is_interrupted:
                     raise ConnectionAbortedError("the client was closed")
-                await connection.send(serialize(request, self._address.authority), deadline)
+                await self._send(connection, request, deadline)
                 yield connection
             finally:
                 self._active.discard(connection)
@@ -247,14 +265,47 @@ class HttpTransport:
         except OSError as error:
             raise system_error(error, deadline, self._address) from error
 
-    def _idle_connection(self) -> Connection | None:
+    async def _send(self, connection: Connection, request: Any, deadline: Deadline) -> None:
+        """Send a request."""
+        raise NotImplementedError
+
+    async def _idle_connection(self) -> Connection | None:
         while self._idle:
             with suppress(IndexError):
                 connection = self._idle.pop()
-                if connection.is_usable():
+                if await connection.is_usable():
                     return connection
                 connection.abort()
         return None
+
+
+class HttpTransport(ConnectionPool):
+    """Transport to one server over HTTP/1.1."""
+
+    async def send(self, request: RestRequest, deadline: Deadline) -> RestResponse:
+        """Return the response of any status. Raises ServerUnreachable, DeadlineExceeded or ServerError."""
+        async with self._call(request, deadline, streams=False) as connection:
+            while not connection.parser.done:
+                await connection.more(deadline)
+            response: RestResponse = connection.parser.response()
+            return response
+
+    async def stream(self, request: RestRequest, deadline: Deadline) -> AsyncGenerator[Buffer, None]:
+        """Yield the body as it arrives. Raises the error of a status other than 200."""
+        async with self._call(request, deadline, streams=True) as connection:
+            parser = connection.parser
+            while not parser.has_headers or (parser.status != 200 and not parser.done):
+                await connection.more(deadline)
+            if parser.status != 200:
+                response = parser.response()
+                raise errors.error_of_status(response.status, response.headers, response.body)
+            while not parser.done:
+                yield connection.take()
+                await connection.more(deadline)
+            yield connection.take()
+
+    async def _send(self, connection: Connection, request: Any, deadline: Deadline) -> None:
+        await connection.send(serialize(request, self._address.authority), deadline)
 
 
 def system_error(error: OSError, deadline: Deadline, address: Address) -> Exception:

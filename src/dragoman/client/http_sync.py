@@ -3,12 +3,13 @@
 import socket
 import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from dragoman.client.http import Connection, HttpTransport, ResponseParser, is_stale
+from dragoman.client.http import Connect, Connection, HttpTransport, Parser, ResponseParser, is_stale
 from dragoman.client.messages import Address, Deadline
+from dragoman.core.errors import ServerError
 from dragoman.formats.policy import Buffer
 
 T = TypeVar("T")
@@ -39,16 +40,22 @@ async def sleep(delay: float) -> None:
 
 def connect_transport(address: Address) -> HttpTransport:
     """Return a thread-safe transport."""
+    return HttpTransport(address, connector(address, ResponseParser))
+
+
+def connector(address: Address, parser: Callable[[], Parser]) -> Connect:
+    """Return a function that connects to a server; `parser` returns that of a connection."""
     tls = address.tls_context()
 
     async def connect(address: Address, deadline: Deadline) -> Connection:
-        return _Connection(address, tls, deadline)
+        return _Connection(address, tls, deadline, parser())
 
-    return HttpTransport(address, connect)
+    return connect
 
 
 class _Connection:
-    def __init__(self, address: Address, tls: ssl.SSLContext | None, deadline: Deadline) -> None:
+    def __init__(self, address: Address, tls: ssl.SSLContext | None, deadline: Deadline, parser: Parser) -> None:
+        self.parser: Any = parser
         self._socket = socket.create_connection((address.host, address.port), timeout=deadline.left_s())
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -59,7 +66,7 @@ class _Connection:
             raise
 
     def begin(self, *, streams: bool) -> None:
-        self.parser = ResponseParser(streams=streams)
+        self.parser = self.parser.next(streams=streams)
 
     async def send(self, parts: Iterable[Buffer], deadline: Deadline) -> None:
         # A server that rejects a body may close before all of it is sent; its response can still be read.
@@ -70,6 +77,9 @@ class _Connection:
 
     async def more(self, deadline: Deadline) -> None:
         self._socket.settimeout(deadline.left_s())
+        self._read()
+
+    def _read(self) -> None:
         count = self._socket.recv_into(self.parser.buffer())
         if count:
             self.parser.bytes_received(count)
@@ -77,12 +87,25 @@ class _Connection:
             raise ConnectionResetError("the connection was closed before the response was complete")
 
     def take(self) -> Buffer:
-        return self.parser.take()
+        data: Buffer = self.parser.take()
+        return data
 
     def idle(self) -> None: ...
 
-    def is_usable(self) -> bool:
-        return not is_stale(self._socket.fileno())
+    async def is_usable(self) -> bool:
+        if not self.parser.is_duplex:
+            return not is_stale(self._socket.fileno())
+        try:
+            self._socket.settimeout(0)
+            while is_stale(self._socket.fileno()) and self.parser.keep_alive:
+                self._read()
+            for part in self.parser.body():
+                self._socket.sendall(part)
+        except (ssl.SSLWantReadError, BlockingIOError):  # a part of a TLS record
+            pass
+        except (OSError, ServerError):
+            return False
+        return bool(self.parser.keep_alive)
 
     def abort(self) -> None:
         self._socket.close()

@@ -5,7 +5,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -59,24 +58,18 @@ class Address:
         return f"{self.scheme}://{self.authority}"
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS context for HTTP, None without encryption."""
+        """Return the TLS context, None without encryption. HTTP/2 is agreed on by ALPN."""
         if not self.uses_tls:
             return None
         try:
             context = ssl.create_default_context(cafile=self.tls_ca or None)
         except OSError as error:
             raise self._unreadable(error) from error
+        context.set_alpn_protocols(["h2" if self.is_grpc else "http/1.1"])
         if not self.tls_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
-
-    def tls_roots(self) -> bytes | None:
-        """Return the certificates that gRPC trusts, None for its default list."""
-        try:
-            return Path(self.tls_ca).read_bytes() if self.tls_ca else None
-        except OSError as error:
-            raise self._unreadable(error) from error
 
     def _unreadable(self, error: OSError) -> InvalidInput:
         return InvalidInput(f"tls_ca: '{self.tls_ca}' cannot be read as certificates (PEM): {error.strerror or error}")
@@ -96,8 +89,6 @@ def address(
     base = parts.path.rstrip("/")
     if base and parts.scheme.startswith("grpc"):
         raise InvalidInput(f"url: expected no path for gRPC, got {url!r}")
-    if parts.scheme == "grpcs" and not tls_verify:
-        raise InvalidInput("tls_verify=False: gRPC always verifies; give the server's own certificate as tls_ca")
     if compression not in (None, "gzip", "deflate"):
         raise InvalidInput(f"compression: expected 'gzip', 'deflate' or None, got {compression!r}")
     return Address(
@@ -205,6 +196,7 @@ class RpcRequest:
 
     method: str
     message: bytes
+    metadata: Headers = ()
 
 
 @dataclass(frozen=True, slots=True)

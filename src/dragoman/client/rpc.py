@@ -1,14 +1,17 @@
 """Open Inference Protocol over gRPC: messages with raw tensors, parsers of the responses, and the transport."""
 
-import inspect
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Sequence
+import math
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dragoman.client import errors
+from dragoman.client.http import Connect, Connection, ConnectionPool, Parser
+from dragoman.client.http2 import Http2Parser, compressed, status_message
 from dragoman.client.messages import (
     Address,
     Deadline,
-    Headers,
     RemoteCall,
     RemoteStream,
     RpcRequest,
@@ -17,20 +20,16 @@ from dragoman.client.messages import (
 )
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.datatypes import datatype
-from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ServerError
+from dragoman.core.errors import InvalidInput, InvalidOutput, ServerError
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.formats import grpc_messages as m
 from dragoman.formats.grpc_messages import SERVICE, tensor_from_contents
+from dragoman.formats.grpc_status import CODES
+from dragoman.formats.http2.fields import Field
 from dragoman.formats.message import InferenceRequest, InferenceResponse
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
-
-try:
-    import grpc
-except ModuleNotFoundError as missing:
-    text = "a client for a grpc:// URL needs the package 'grpcio': pip install 'dragoman[grpc]'"
-    raise ImportError(text) from missing
 
 _POLICY = Policy(max_bytes_elements=1 << 31)  # limits protect servers; a client trusts the server that it chose
 _RAW_INPUT_CONTENTS: int = m.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
@@ -112,7 +111,7 @@ def _serialize(model: str, version: str, request: InferenceRequest) -> bytes:
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
-def _parse(kind: Any, response: bytes) -> Any:
+def _parse(kind: Any, response: Buffer) -> Any:
     try:
         return m.parse_message(kind, response)
     except InvalidInput as error:
@@ -123,7 +122,7 @@ def _unreadable(error: InvalidInput) -> InvalidOutput:
     return InvalidOutput(f"the server's response cannot be read: {error.message}")
 
 
-def _read_infer(response: bytes) -> InferenceResponse:
+def _read_infer(response: Buffer) -> InferenceResponse:
     return _response(_parse(m.ModelInferResponse, response))
 
 
@@ -158,7 +157,7 @@ def _outputs(message: Any) -> dict[str, Tensor]:
 
 def _responses() -> Callable[[Buffer], Iterator[InferenceResponse]]:
     def read(response: Buffer) -> Iterator[InferenceResponse]:
-        message = _parse(m.ModelStreamInferResponse, bytes(response))
+        message = _parse(m.ModelStreamInferResponse, response)
         if message.error_message:
             raise ServerError(message.error_message)
         yield _response(message.infer_response)
@@ -189,77 +188,94 @@ def _names(message: Any) -> list[str]:
     return list(dict.fromkeys(row.name for row in message.models))
 
 
-_COMPRESSION = {None: None, "gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    # Reconnect as soon as our own retries need it.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 20_000),  # in fact the time limit of one attempt to connect
-    ("grpc.max_reconnect_backoff_ms", 5000),
-)
+# --- transport -------------------------------------------------------------------------------------------------
 
 # Triton extension: report an error as the status of the stream instead of as text in a message.
 _TRUE_STATUS = ("triton_grpc_error", "true")
+_NAMES = {str(number): name for name, number in CODES.items()}
+_LONGEST_TIMEOUT_MS = 99_999_999  # eight digits
 
 
-class GrpcTransport:
-    """Transport to one server: thread-safe, or for one event loop if `asynchronous`."""
+class GrpcTransport(ConnectionPool):
+    """Transport to one server over HTTP/2, on our own parser; each call in progress has a connection."""
 
-    def __init__(self, address: Address, *, asynchronous: bool) -> None:
-        self._address = address
-        library = grpc.aio if asynchronous else grpc
-        if address.uses_tls:
-            credentials = grpc.ssl_channel_credentials(root_certificates=address.tls_roots())
-            self._channel = library.secure_channel(address.authority, credentials, _OPTIONS)
-        else:
-            self._channel = library.insecure_channel(address.authority, _OPTIONS)
+    def __init__(self, address: Address, connector: Callable[[Address, Callable[[], Parser]], Connect]) -> None:
+        super().__init__(address, connector(address, Http2Parser))
+        encoding = address.compression or "identity"
+        self._fields: list[Field] = [
+            (b":method", b"POST"),
+            (b":scheme", b"https" if address.uses_tls else b"http"),
+            (b":authority", address.authority.encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", b"dragoman"),
+            (b"grpc-encoding", encoding.encode()),
+            (b"grpc-accept-encoding", b"identity,deflate,gzip"),
+            *(_metadata(name, value) for name, value in address.headers),
+        ]
 
-    async def send(self, request: RpcRequest, deadline: Deadline) -> bytes:
+    async def send(self, request: RpcRequest, deadline: Deadline) -> Any:
         """Return the message of the response. Raises the error of its status."""
-        method = self._channel.unary_unary(f"/{SERVICE}/{request.method}")
-        try:
-            call = method(request.message, **self._options(deadline, self._address.headers))
-            return bytes(await call if inspect.isawaitable(call) else call)
-        except grpc.RpcError as error:
-            raise _error_of(error, deadline, self._address) from error
+        async with self._call(request, deadline, streams=False) as connection:
+            while not connection.parser.done:
+                await self._more(connection, deadline)
+            messages = connection.parser.messages()
+            self._check(connection.parser)
+        if len(messages) != 1:
+            raise ServerError(f"expected one message in the response, got {len(messages)}")
+        return messages[0]
 
-    async def stream(self, request: RpcRequest, deadline: Deadline) -> AsyncGenerator[bytes, None]:
+    async def stream(self, request: RpcRequest, deadline: Deadline) -> AsyncGenerator[Any, None]:
         """Yield the messages as they arrive. Raises the error of the final status."""
-        method = self._channel.stream_stream(f"/{SERVICE}/{request.method}")
-        call = method(iter([request.message]), **self._options(deadline, (*self._address.headers, _TRUE_STATUS)))
-        try:
-            async for message in call if isinstance(call, AsyncIterable) else _iterate(call):
-                yield message
-        except grpc.RpcError as error:
-            raise _error_of(error, deadline, self._address) from error
-        finally:
-            call.cancel()
+        async with self._call(replace(request, metadata=(_TRUE_STATUS,)), deadline, streams=True) as connection:
+            while True:
+                is_last = connection.parser.done  # before the messages: more may arrive while one is yielded
+                for message in connection.parser.messages():
+                    yield message
+                if is_last:
+                    break
+                connection.take()
+                await self._more(connection, deadline)
+            self._check(connection.parser)
 
-    async def close(self) -> None:
-        closing = self._channel.close()
-        if inspect.isawaitable(closing):
-            await closing
+    async def _send(self, connection: Connection, request: RpcRequest, deadline: Deadline) -> None:
+        """Send a request as far as the windows of the server allow, until it is complete or answered."""
+        fields = [(b":path", f"/{SERVICE}/{request.method}".encode()), *map(_encoded, request.metadata)]
+        left_s = deadline.left_s()
+        if left_s is not None:
+            fields.append((b"grpc-timeout", b"%dm" % min(math.ceil(left_s * 1000), _LONGEST_TIMEOUT_MS)))
+        encoding, message = self._address.compression, request.message
+        parser: Http2Parser = connection.parser
+        sent = compressed(message, encoding) if encoding else message
+        parser.start([*self._fields[:3], *fields, *self._fields[3:]], sent, is_compressed=bool(encoding))
+        await connection.send(parser.body(), deadline)
+        while parser.is_blocked:
+            await self._more(connection, deadline)
 
-    def interrupt(self) -> None:
-        """End the calls of all threads with an error; only for a blocking client."""
-        self._channel.close()
+    async def _more(self, connection: Connection, deadline: Deadline) -> None:
+        await connection.more(deadline)
+        if connection.parser.replies or connection.parser.is_blocked:
+            await connection.send(connection.parser.body(), deadline)
 
-    def _options(self, deadline: Deadline, metadata: Headers) -> dict[str, Any]:
-        compression = _COMPRESSION[self._address.compression]
-        return {"timeout": deadline.left_s(), "metadata": metadata, "compression": compression}
+    def _check(self, parser: Http2Parser) -> None:
+        """Raise the error of a response, unless its status is OK."""
+        if parser.reset_status:
+            raise errors.error_of_code(parser.reset_status, "the server reset the stream", {}, self._address.name)
+        status, code = parser.headers.get(":status", ""), parser.trailers.get("grpc-status")
+        if code is None and status != "200":
+            raise errors.error_of_status(int(status) if status.isdecimal() else 500, parser.headers, parser.raw)
+        if code is None:
+            raise ServerError("the response is not gRPC: it has no grpc-status")
+        if code != "0":
+            name = _NAMES.get(code, "UNKNOWN")
+            raise errors.error_of_code(name, status_message(parser.trailers), parser.trailers, self._address.name)
 
 
-async def _iterate(messages: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-    for message in messages:
-        yield message
+def _metadata(name: str, value: str) -> Field:
+    """Return a field of metadata; binary metadata (`-bin`) is sent as base64."""
+    data = value.encode()
+    return name.encode(), b64encode(data).rstrip(b"=") if name.endswith("-bin") else data
 
 
-def _error_of(error: Any, deadline: Deadline, address: Address) -> DragomanError:
-    code, details = error.code().name, error.details() or ""
-    if code == "DEADLINE_EXCEEDED" and details.lower() == "deadline exceeded":  # written by grpcio, not by the server
-        return deadline.deadline_error()
-    metadata = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
-    return errors.error_of_code(code, details, metadata, address.name)
+def _encoded(field: tuple[str, str]) -> Field:
+    return field[0].encode(), field[1].encode()

@@ -32,6 +32,7 @@ from enum import IntEnum
 from typing import Any, Final, Protocol
 
 from dragoman.core.sizes import INLINE
+from dragoman.formats.http2.fields import encode_request_id
 from dragoman.protocols.wire import Buffer, HttpError
 from dragoman.system.request_context import Running, new_context, variables_of
 from dragoman.transports.bodies import BodyMemory, ReceiveBuffer
@@ -39,7 +40,6 @@ from dragoman.transports.encoding import decompress
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call_headers import CallHeaders, trailers, trailers_only
 from dragoman.transports.grpc.handlers import GrpcError, public_error
-from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.limits import Limits
 from dragoman.transports.observation import RequestRecord

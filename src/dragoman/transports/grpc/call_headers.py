@@ -8,32 +8,13 @@ from typing import Final
 from urllib.parse import quote
 
 from dragoman.core.callers import ANYONE, Caller
+from dragoman.formats.grpc_status import CODES
+from dragoman.formats.http2.fields import Field, encode_fields
 from dragoman.protocols.wire import Headers
 from dragoman.system.request_context import client_request_id
 from dragoman.transports.counters import Statuses, TransportCounters
 from dragoman.transports.grpc.handlers import GrpcError, Handler
-from dragoman.transports.http2.fields import Field, encode_fields
 from dragoman.transports.http2.request import Http2Headers, merge_fields
-
-CODES: Final = {
-    "OK": 0,
-    "CANCELLED": 1,
-    "UNKNOWN": 2,
-    "INVALID_ARGUMENT": 3,
-    "DEADLINE_EXCEEDED": 4,
-    "NOT_FOUND": 5,
-    "ALREADY_EXISTS": 6,
-    "PERMISSION_DENIED": 7,
-    "RESOURCE_EXHAUSTED": 8,
-    "FAILED_PRECONDITION": 9,
-    "ABORTED": 10,
-    "OUT_OF_RANGE": 11,
-    "UNIMPLEMENTED": 12,
-    "INTERNAL": 13,
-    "UNAVAILABLE": 14,
-    "DATA_LOSS": 15,
-    "UNAUTHENTICATED": 16,
-}
 
 _RESPONSE_HEADERS: Final[tuple[Field, ...]] = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 RESPONSE_HEADERS: Final = encode_fields(_RESPONSE_HEADERS)

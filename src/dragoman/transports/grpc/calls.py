@@ -10,13 +10,15 @@ from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.control import AccessControl
 from dragoman.core.errors import DragomanError
 from dragoman.engine.call_handler import CallHandler
+from dragoman.formats.grpc_status import CODES
+from dragoman.formats.http2.fields import encode_fields, encode_request_id
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.system.request_context import Context, new_context, running_in_thread
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call import GrpcCall
-from dragoman.transports.grpc.call_headers import CODES, CallHeaders, parse_call_headers, trailers_only
+from dragoman.transports.grpc.call_headers import CallHeaders, parse_call_headers, trailers_only
 from dragoman.transports.grpc.handlers import (
     GrpcError,
     Handler,
@@ -27,7 +29,6 @@ from dragoman.transports.grpc.handlers import (
 )
 from dragoman.transports.grpc.method_calls import StreamCall, UnaryCall
 from dragoman.transports.grpc.services import Health, Reflection
-from dragoman.transports.http2.fields import encode_fields, encode_request_id
 from dragoman.transports.http2.limits import http2_limits
 from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.request import Http2Headers

@@ -11,6 +11,7 @@ from typing import Any
 from dragoman.core.callers import Caller
 from dragoman.core.foreign_code import ClientDisconnected
 from dragoman.core.sizes import INLINE
+from dragoman.formats.http2.fields import encode_request_id
 from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import variables_of
@@ -28,7 +29,6 @@ from dragoman.transports.grpc.call import (
 )
 from dragoman.transports.grpc.call_headers import OK, RESPONSE_HEADERS, CallHeaders, ok
 from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, UnaryHandler, chunks_of
-from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.observation import RequestRecord
 

@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from dragoman.transports.http2 import frames
-from dragoman.transports.http2.frames import FrameWriter, Http2ConnectionError, Http2StreamError
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.frames import FrameWriter, Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.stream import Backlog, Buffer, Http2Stream
 

@@ -31,11 +31,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dragoman.transports.http2 import frames
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.fields import TABLE_BYTES
+from dragoman.formats.http2.frames import HEADERS, WINDOW_UPDATE, FrameWriter, Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.bodies import BATCH_BYTES, BodyReceiver, BodySender, ReceiveWindows
-from dragoman.transports.http2.fields import TABLE_BYTES
-from dragoman.transports.http2.frame_reader import FrameReader, HeaderBlocks, strip_padding
-from dragoman.transports.http2.frames import HEADERS, WINDOW_UPDATE, FrameWriter, Http2ConnectionError, Http2StreamError
+from dragoman.transports.http2.frame_reader import FrameReader, HeaderBlocks
 from dragoman.transports.http2.limits import Http2Limits, RateLimits
 from dragoman.transports.http2.request import check_trailers
 from dragoman.transports.http2.stream import (
@@ -148,7 +148,7 @@ class Http2Connection:
         elif not number & 1:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"a client cannot open stream {number}")
         else:
-            block = strip_padding(flags, payload) if flags & 0x28 else payload
+            block = frames.strip_padding(flags, payload) if flags & 0x28 else payload
             if flags & frames.END_HEADERS:
                 self._handle_block(number, flags & 1 == 1, block)
             else:

@@ -3,11 +3,11 @@
 import time
 from typing import Final, Protocol
 
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.fields import Decoder, Field
+from dragoman.formats.http2.frames import HEADERS, NUMBER, Http2ConnectionError, Http2StreamError
 from dragoman.protocols.wire import HttpError
-from dragoman.transports.http2 import frames
 from dragoman.transports.http2.bodies import BodyReceiver
-from dragoman.transports.http2.fields import Decoder, Field
-from dragoman.transports.http2.frames import HEADERS, NUMBER, Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.request import Http2Headers, parse_headers
 from dragoman.transports.http2.stream import CLOSED
 
@@ -97,20 +97,6 @@ class HeaderBlocks:
                 self._parsed_headers.clear()
             self._parsed_headers[block] = headers
         return headers
-
-
-def strip_padding(flags: int, payload: bytes) -> bytes:
-    """Return the header block of a HEADERS frame, without padding and priority."""
-    begin, end = 0, len(payload)
-    if flags & frames.PADDED:
-        if not payload:
-            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, "HEADERS without the length of its padding")
-        begin, end = 1, end - payload[0]
-    if flags & frames.HAS_PRIORITY:
-        begin += 5
-    if begin > end:
-        raise Http2ConnectionError(frames.PROTOCOL_ERROR, "the padding is longer than the frame")
-    return payload[begin:end]
 
 
 # Seconds for handling requests that arrived together, before other connections have a turn.

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dragoman.transports.http2 import frames
-from dragoman.transports.http2.frames import FrameWriter, Http2ConnectionError
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.frames import FrameWriter, Http2ConnectionError
 from dragoman.transports.limits import Limits
 
 

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dragoman.core.sizes import INLINE
+from dragoman.formats.http2 import frames
 from dragoman.transports.clients import client_address, client_host
 from dragoman.transports.executor import MessageExecutor, ReadLimiter
-from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.stream import CLOSED, ENDING, OPEN, Buffer, Http2Service

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dragoman.formats.http2.fields import Field
+from dragoman.formats.http2.frames import PROTOCOL_ERROR, Http2StreamError
 from dragoman.protocols.wire import HttpError
 from dragoman.transports.clients import is_host
-from dragoman.transports.http2.fields import Field
-from dragoman.transports.http2.frames import PROTOCOL_ERROR, Http2StreamError
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 # No control characters that could split a field, and no white space around it (8.2.1).

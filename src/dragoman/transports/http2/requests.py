@@ -25,14 +25,14 @@ from urllib.parse import unquote
 from dragoman.core.errors import DragomanError
 from dragoman.core.foreign_code import ClientDisconnected
 from dragoman.core.sizes import INLINE
+from dragoman.formats.http2 import frames
+from dragoman.formats.http2.fields import encode_fields, encode_request_id
 from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import client_request_id, new_context, variables_of
 from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
-from dragoman.transports.http2 import frames
-from dragoman.transports.http2.fields import encode_fields, encode_request_id
 from dragoman.transports.http2.request import Http2Headers, merge_fields
 from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.loop_delay import LOOP_LATE

@@ -12,8 +12,8 @@ from typing import Final
 
 import hpack
 
+from dragoman.formats.http2.frames import COMPRESSION_ERROR, Http2ConnectionError
 from dragoman.system.request_context import HEADER, NUMBER_DIGITS, PREFIX, Context, request_id
-from dragoman.transports.http2.frames import COMPRESSION_ERROR, Http2ConnectionError
 
 # Padding is the most significant bits of the code of the end-of-string symbol: ones, and fewer than 8.
 _MOST_PADDING: Final = 7

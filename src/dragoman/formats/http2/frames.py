@@ -107,6 +107,20 @@ def check_priority(number: int, payload: bytes) -> None:
         raise Http2ConnectionError(code, "PRIORITY: expected a stream and 5 bytes")
 
 
+def strip_padding(flags: int, payload: bytes) -> bytes:
+    """Return the header block of a HEADERS frame, without padding and priority."""
+    begin, end = 0, len(payload)
+    if flags & PADDED:
+        if not payload:
+            raise Http2ConnectionError(FRAME_SIZE_ERROR, "HEADERS without the length of its padding")
+        begin, end = 1, end - payload[0]
+    if flags & HAS_PRIORITY:
+        begin += 5
+    if begin > end:
+        raise Http2ConnectionError(PROTOCOL_ERROR, "the padding is longer than the frame")
+    return payload[begin:end]
+
+
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
     """Return the pairs of a SETTINGS frame in order. Raises Http2ConnectionError if a value is out of bounds."""
     if len(payload) % 6:
