@@ -159,8 +159,27 @@ async def test_the_conversation_survives_a_reload_and_not_the_key(browser: Brows
     await page.locator(".message.assistant strong").wait_for()
     shown = await page.locator(".message.assistant .markdown").all_inner_texts()
     assert shown == ["kept", "begun"]
+    assert "stopped" in await page.locator(".message.assistant .facts").last.inner_text()
     forget = "() => import('/console/assets/api.js').then(({ storeKey }) => (storeKey(''), sessionStorage.length))"
     assert await page.evaluate(forget) == 0
+
+
+async def test_a_lost_connection_is_reported_in_the_place_of_the_answer(browser: Browser) -> None:
+    page = browser.page
+    cut = """() => {
+        const whole = window.fetch;
+        window.fetch = async (...all) => {
+            const response = await whole(...all);
+            const cut = (_, controller) => controller.error(new TypeError("network error"));
+            const cutter = new TransformStream({ transform: cut });
+            return new Response(response.body.pipeThrough(cutter));
+        };
+    }"""
+    await page.evaluate(cut)
+    await page.fill("#draft", "hello")
+    await page.keyboard.press("Enter")
+    await page.locator(".message.assistant [role=alert]").get_by_text("The connection was lost.").wait_for()
+    assert await page.get_by_role("button", name="Try again").count() == 1
 
 
 async def test_an_answer_is_stopped_when_the_reader_leaves(browser: Browser) -> None:
@@ -374,6 +393,7 @@ LINKS = [
     ("<https://x.y> [m](mailto:a@b.c)", [("https://x.y/", "https://x.y"), ("mailto:a@b.c", "m")]),
     ("(see https://z.w/q?a=b, http://u.v)", [("https://z.w/q?a=b", "https://z.w/q?a=b"), ("http://u.v/", "http://u.v")]),
     ("![alt](https://e.org/i.png)", [("https://e.org/i.png", "picture: alt")]),
+    ("[a [b](https://x.y) c](https://z.w)", [("https://x.y/", "b"), ("https://z.w/", "https://z.w")]),
     ("[![b](https://e.org/1.png)](https://e.org/2)", [("https://e.org/2", "picture: b")]),
 ]  # fmt: skip
 RENDER = """async (texts) => {

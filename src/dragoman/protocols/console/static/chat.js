@@ -23,6 +23,7 @@ function useFollowedEnd(changes) {
   const toEnd = () => {
     follows.current = true;
     scrollTo(0, document.documentElement.scrollHeight);
+    position.current = scrollY; // its event may come together with one of the reader
   };
   useEffect(() => {
     const scrolled = () => {
@@ -75,10 +76,14 @@ export function Chat({ name, details }) {
 
   useEffect(() => {
     if (["BODY", "MAIN"].includes(document.activeElement.tagName)) focusInput();
-    addEventListener("pagehide", save);
-    return () => {
-      removeEventListener("pagehide", save);
+    const leave = () => {
       current.current.running?.abort();
+      save();
+    };
+    addEventListener("pagehide", leave);
+    return () => {
+      removeEventListener("pagehide", leave);
+      leave();
     };
   }, []);
   useEffect(() => {

@@ -46,6 +46,7 @@ function Answer({ message, isMarkdown, showsTokens, isRunning, onRetry, onResult
       ? html`<div class="chat-raw"><${Tokens} tokens=${tokens} /></div>`
       : text && (isMarkdown && !isRaw ? html`<${Markdown} text=${text} />` : html`<div class="chat-raw">${text}</div>`)}
     ${isRunning && !text && html`<p class="chat-writing" role="img" aria-label="The model is at work"><i></i><i></i><i></i></p>`}
+    ${isDone && !text && !error && calls.length === 0 && html`<p class="note">An empty answer.</p>`}
     ${calls.length > 0 && html`<${Calls} calls=${calls} onResults=${onResults} />`}
     ${error && html`<p class="error" role="alert">${error}</p>`}
     ${isDone && html`<div class="chat-actions">

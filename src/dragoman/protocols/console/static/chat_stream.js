@@ -2,6 +2,7 @@
 import { events } from "./api.js";
 
 export const MAX_SEED = Number.MAX_SAFE_INTEGER;
+export const CONNECTION_LOST = "The connection was lost.";
 const randomSeed = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 // The settings with their names in requests: [name, label, default, attributes of the number].
@@ -133,7 +134,7 @@ export async function* respond([path, body], signal) {
     }
   } catch (error) {
     if (error.name === "AbortError") message.reason = "stopped";
-    else message.error = error.message;
+    else message.error = error instanceof TypeError ? CONNECTION_LOST : error.message; // as the stream of a response says it
   }
   yield message;
 }

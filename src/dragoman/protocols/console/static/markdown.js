@@ -8,8 +8,7 @@ import { html, useMemo } from "./html.js";
 
 const MAX_BLOCKS = 8; // lists and quotes within each other
 const MAX_INLINE = 12;
-const MAX_URL = 2000;
-const MAX_PARENTHESES = 8; // in an address
+const MAX_URL = 2000; // characters
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", "#39": "'" };
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +|$)/;
 const HEADING = /^ {0,3}(#{1,6})(?: |$)/;
@@ -151,9 +150,8 @@ function destination(text, start) {
   let depth = 0;
   for (let i = start; i < limit; i++) {
     const c = text[i];
-    if (c === "(") {
-      if (++depth > MAX_PARENTHESES) return null;
-    } else if (c === ")" && --depth === 0) {
+    if (c === "(") depth++;
+    else if (c === ")" && --depth === 0) {
       const [address] = text.slice(start + 1, i).trim().split(/\s/); // a title may follow
       return [address.startsWith("<") && address.endsWith(">") ? address.slice(1, -1) : address, i + 1];
     } else if (c === "\n") return null;
