@@ -81,6 +81,7 @@ async def test_one_model_has_its_class_names_and_an_example() -> None:
         "description": "Classify flowers, i.e. Irises, by four lengths.",
         "platform": "python_function",
         "labels": {"probabilities": ["setosa", "virginica"]},
+        "outputs": [],
         "has_layers": False,
         "examples": [
             {

@@ -53,9 +53,29 @@ class Open(dragoman.Model):
         return {"sum": call.inputs["x"].data.sum(keepdims=True)}
 
 
+class Classifier(dragoman.Model):
+    """Returns a class, and its probabilities on request."""
+
+    placement = "inline"
+    inputs = (dragoman.TensorSpec("x", dragoman.FP32, (-1, 2)),)
+    outputs = (
+        dragoman.TensorSpec("predict", dragoman.INT64, (-1,)),
+        dragoman.TensorSpec("raw", dragoman.FP32, (-1, 2), optional=True),
+        dragoman.TensorSpec("predict_proba", dragoman.FP32, (-1, 2), optional=True),
+    )
+
+    def class_labels(self) -> dict[str, list[str]]:
+        return {"predict_proba": ["cat", "dog"]}
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        count = len(call.inputs["x"].data)
+        found = {"predict": np.ones(count, np.int64), "predict_proba": np.array([[0.25, 0.75]] * count, np.float32)}
+        return {name: found[name] for name in call.outputs or ("predict",)}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def browser(chromium: Any) -> Any:
-    async with dragoman.Server(Photo, Wave, Open, **DEFAULTS) as server:
+    async with dragoman.Server(Photo, Wave, Open, Classifier, **DEFAULTS) as server:
         yield await open_page(chromium, str(server.http_url))
 
 
@@ -82,3 +102,11 @@ async def test_what_is_typed_replaces_the_example(browser: Any) -> None:
     await browser.page.fill("textarea", "1, 2")
     await browser.press("Run")
     await browser.page.wait_for_selector("text=expected shape [-1, 16000]")
+
+
+async def test_probabilities_with_class_names_are_requested(browser: Any) -> None:
+    await browser.open("/#/models/Classifier")
+    await browser.press("Run")
+    await browser.page.wait_for_selector("section[aria-label='Output predict_proba'] >> text=75.0 %")
+    assert await browser.page.locator("section.output h2 code").all_inner_texts() == ["predict", "predict_proba"]
+    assert "dog" in await browser.panel()

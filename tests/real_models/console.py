@@ -40,7 +40,10 @@ class Console:
         self._page, self._url, self._pictures = page, url, pictures
 
     def run(self, name: str, *, photo: bool) -> str:
-        """Send the form of a model; return how the answer is shown at first, "" as numbers. Raises RuntimeError."""
+        """Send the form of a model; return how the outputs are shown at first, "" as numbers.
+
+        Raises RuntimeError if there is no answer.
+        """
         page = self._page
         page.goto("about:blank")  # the page keeps nothing of the last model
         page.goto(f"{self._url}/#/models/{name}")
@@ -58,7 +61,7 @@ class Console:
         if page.get_by_label("Boxes on the photo").count():
             return "boxes"
         views = page.locator("section.output button[aria-pressed=true]").all_inner_texts()
-        return next((view.lower() for view in views if view not in _NUMBERS), "")
+        return ", ".join(dict.fromkeys(view.lower() for view in views if view not in _NUMBERS))
 
 
 def _photo() -> Path:

@@ -78,7 +78,11 @@ class Example(msgspec.Struct):
 
 
 class ModelAbout(msgspec.Struct):
-    """A model. `labels` has the class names by output and index; with `has_layers` there is a page of its graph."""
+    """A model. `labels` has the class names by output and index; with `has_layers` there is a page of its graph.
+
+    `outputs` names the outputs to request, so that those with class names are among them; it is empty if a request
+    without names has them.
+    """
 
     name: str
     versions: tuple[str, ...]
@@ -86,6 +90,7 @@ class ModelAbout(msgspec.Struct):
     description: str
     platform: str
     labels: dict[str, tuple[str, ...]]
+    outputs: list[str]
     has_layers: bool
     examples: list[Example]
 
@@ -138,9 +143,16 @@ def about(model: ModelDescription) -> ModelAbout:
         model.description,
         model.platform,
         {name: labels.names for name, labels in model.labels.items()},
+        _outputs(model),
         has_layers(model),
         [*_examples(model)],
     )
+
+
+def _outputs(model: ModelDescription) -> list[str]:
+    outputs = model.signature.outputs
+    further = {spec.name for spec in outputs if spec.optional and spec.shape is not None and spec.name in model.labels}
+    return [spec.name for spec in outputs if not spec.optional or spec.name in further] if further else []
 
 
 def _examples(model: ModelDescription) -> Iterator[Example]:

@@ -38,6 +38,7 @@ async function describe(name, version) {
     kind: about.kind,
     description: about.description,
     labels: about.labels,
+    outputs: about.outputs,
     examples: about.examples,
     example: infer?.requestBody.content["application/json"].example ?? null,
     shapes: exampleShapes(api),

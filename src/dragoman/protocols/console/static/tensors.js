@@ -112,12 +112,13 @@ export function chooseShape(typed, declared, found) {
 
 // The body of a request and its headers. `inputs`: { name, datatype, shape } with the JSON of their elements as `data`,
 // or with `bytes`, which follow the JSON.
-export function requestBody(inputs) {
+export function requestBody(inputs, outputs = []) {
   const parts = inputs.map(({ name, datatype, shape, data, bytes }) => {
     const content = bytes ? `"parameters": {"binary_data_size": ${bytes.byteLength}}` : `"data": ${data}`;
     return `{"name": ${JSON.stringify(name)}, "datatype": "${datatype}", "shape": ${JSON.stringify(shape)}, ${content}}`;
   });
-  const text = `{"inputs": [${parts.join(", ")}]}`;
+  const requested = outputs.length > 0 ? `, "outputs": ${JSON.stringify(outputs.map((name) => ({ name })))}` : "";
+  const text = `{"inputs": [${parts.join(", ")}]${requested}}`;
   const binary = inputs.filter(({ bytes }) => bytes).map(({ bytes }) => bytes);
   if (binary.length === 0) return { body: text, headers: {} };
   const json = new TextEncoder().encode(text);

@@ -161,7 +161,7 @@ export function TryIt({ name, version, model }) {
         throw new Error(`${field.name}: ${error.message}`);
       }
     });
-    return { ...requestBody(found.map(([tensor]) => tensor)), notes: found.map(([, note]) => note).filter(Boolean), sent: found.find(([, , sent]) => sent)?.[2] ?? [] };
+    return { ...requestBody(found.map(([tensor]) => tensor), model.outputs), notes: found.map(([, note]) => note).filter(Boolean), sent: found.find(([, , sent]) => sent)?.[2] ?? [] };
   }
 
   async function submit(event) {
