@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from console.browser import Browser, needs_chromium, open_page
+from console.browser import Browser, needs_chromium, open_page, playwright
 from console.console_models import Parrot, Table, Wage, decay, write_graphs
 from rest.rest_server import DEFAULTS
 
@@ -205,3 +205,73 @@ async def test_headings_go_down_one_level_at_a_time(browser: Browser) -> None:
         assert found[0] == 1, address
         assert found.count(1) == 1, address
         assert all(b - a <= 1 for a, b in pairwise(found)), (address, found)
+
+
+def chain(count: int) -> dict[str, Any]:
+    """Return layers as the server sends them: blocks of a convolution, a sigmoid and their product."""
+    nodes = []
+    for i in range(0, count, 3):
+        names = [f"t{i}", f"t{i + 1}", f"t{i + 2}", f"t{i + 3}"]
+        common = {"domain": "", "attributes": {}}
+        nodes += [
+            {**common, "name": f"conv{i}", "op": "Conv", "inputs": [names[0], f"w{i}"], "outputs": names[1:2]},
+            {**common, "name": "", "op": "Sigmoid", "inputs": names[1:2], "outputs": names[2:3]},
+            {**common, "name": "", "op": "Mul", "inputs": names[1:3], "outputs": names[3:4]},
+        ]
+    return {
+        "producer": "tests", "opsets": {"": 17}, "name": "main", "nodes": nodes, "inputs": ["t0"],
+        "outputs": [nodes[-1]["outputs"][0]], "tensors": {"t0": ["FP32", ["n", 3]]},
+        "weights": {f"w{i}": ["FP32", [8, 3, 3, 3]] for i in range(0, count, 3)}, "is_complete": True,
+    }  # fmt: skip
+
+
+async def open_layers(browser: Browser, found: dict[str, Any]) -> None:
+    about = {**EXAMPLES, "examples": [], "has_layers": True}
+    await browser.page.route("**/console/models/Wage", lambda route: route.fulfill(json=about))
+    await browser.page.route("**/console/models/Wage/layers", lambda route: route.fulfill(json=found))
+    await browser.open("/#/models/Wage", "Layers")
+    await browser.page.locator("svg.layers").wait_for()
+
+
+async def test_layers_are_drawn_searched_and_described(browser: Browser) -> None:
+    page = browser.page
+    found = chain(6)
+    found["nodes"][3]["attributes"] = {"strides": [2, 2], "then_branch": {"graph": "t", "operators": {"Relu": 2}}}
+    await open_layers(browser, found)
+    await browser.press("Fit")
+    await playwright.expect(page.locator("svg.layers g")).to_have_count(8)
+    assert await page.locator("svg.layers .edge").count() == 9
+    panel = page.locator(".layers-panel")
+    assert "6 nodes · 432 weights · opset 17 · written by tests" in await panel.inner_text()
+    await page.get_by_label("Search nodes").fill("conv3")
+    await panel.get_by_role("button", name="Conv").click()
+    assert "strides\n[2, 2]\nthen_branch\ngraph t: 2 Relu" in await panel.inner_text()
+    assert "FP32 [8, 3, 3, 3] weight" in await panel.inner_text()
+    assert await page.locator("svg.layers .chosen text").first.inner_html() == "Conv"
+    await panel.get_by_role("button", name="Sigmoid").click()
+    await panel.get_by_role("heading", name="Sigmoid").wait_for()
+    await page.locator("svg.layers g", has_text="t0").click()
+    await panel.get_by_role("heading", name="t0 input").wait_for()
+    assert await browser.find_violations() == []
+    await browser.keep("layers")
+
+
+async def test_of_many_layers_few_are_drawn(browser: Browser) -> None:
+    page = browser.page
+    await open_layers(browser, chain(9000))
+    assert await page.locator("svg.layers g").count() < 60
+    longest = """async () => {
+        let [longest, last] = [0, performance.now()];
+        const view = document.querySelector(".layers-view");
+        for (let i = 0; i < 20; i++) {
+            view.scrollTop += 4000;
+            await new Promise(requestAnimationFrame);
+            longest = Math.max(longest, performance.now() - last);
+            last = performance.now();
+        }
+        return longest;
+    }"""
+    assert await page.evaluate(longest) < 1000
+    await page.get_by_label("Search nodes").fill("conv8997")
+    await page.locator(".layers-panel").get_by_role("button", name="Conv").click()
+    await page.locator("svg.layers .chosen").wait_for()

@@ -143,3 +143,6 @@ export async function* events(path, body, signal) {
 
 export const modelPath = (name, version) =>
   `/v2/models/${encodeURIComponent(name)}${version ? `/versions/${encodeURIComponent(version)}` : ""}`;
+
+// Where a model says what it is, and what is read of its file.
+export const aboutPath = (name, version) => modelPath(name, version).replace("/v2/", "/console/");

@@ -50,7 +50,7 @@ function nodesOf(graph) {
 
 const labelOf = (edge) => (edge.tensor !== undefined ? edge.tensor : edge.size !== undefined ? String(edge.size) : "");
 
-function curve(points) {
+export function curve(points) {
   return points.slice(1).reduce((path, [x, y], i) => {
     const [fromX, fromY] = points[i];
     const middle = (fromY + y) / 2;

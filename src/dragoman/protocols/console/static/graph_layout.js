@@ -6,21 +6,31 @@ const GAP = 28;
 const LAYER_GAP = 52;
 const POINT_WIDTH = 12; // of an edge that passes a layer
 
-// The layer of each node: one below the lowest of those that feed it.
+const MAX_PASSED = 12; // layers that an edge passes with a place in each; a longer one runs over what is there
+
+function lists(pairs) {
+  const found = new Map();
+  for (const [key, value] of pairs) (found.get(key) ?? found.set(key, []).get(key)).push(value);
+  return found;
+}
+
+// The layer of each node: one below the lowest of those that feed it. Nodes of a cycle are in the first ones.
 function layersOf(nodes, edges) {
   const layer = new Map(nodes.map(({ key }) => [key, 0]));
-  for (let changed = true, rounds = 0; changed && rounds <= nodes.length; rounds++) {
-    changed = false;
-    for (const { from, to } of edges) {
-      if (layer.get(to) <= layer.get(from)) {
-        layer.set(to, layer.get(from) + 1);
-        changed = true;
-      }
+  const fed = lists(edges.map(({ from, to }) => [from, to]));
+  const waiting = new Map(nodes.map(({ key }) => [key, 0]));
+  for (const { to } of edges) waiting.set(to, waiting.get(to) + 1);
+  const free = nodes.map(({ key }) => key).filter((key) => waiting.get(key) === 0);
+  for (let i = 0; i < free.length; i++) {
+    for (const to of fed.get(free[i]) ?? []) {
+      layer.set(to, Math.max(layer.get(to), layer.get(free[i]) + 1));
+      waiting.set(to, waiting.get(to) - 1);
+      if (waiting.get(to) === 0) free.push(to);
     }
   }
   for (const { key, isSource } of nodes) {
-    const ends = edges.filter(({ from }) => from === key).map(({ to }) => layer.get(to));
-    if (isSource && ends.length > 0) layer.set(key, Math.min(...ends) - 1); // a constant stands above what it feeds
+    const ends = (fed.get(key) ?? []).map((to) => layer.get(to));
+    if (isSource && ends.length > 0) layer.set(key, Math.max(Math.min(...ends) - 1, 0)); // it stands above what it feeds
   }
   return layer;
 }
@@ -29,24 +39,26 @@ function layersOf(nodes, edges) {
 function chainsOf(edges, layer) {
   return edges.map(({ from, to }, i) => {
     const passed = Math.max(layer.get(to) - layer.get(from) - 1, 0);
-    return [from, ...Array.from({ length: passed }, (_, k) => `point ${i} ${k}`), to];
+    return [from, ...Array.from({ length: passed > MAX_PASSED ? 0 : passed }, (_, k) => `point ${i} ${k}`), to];
   });
 }
 
 function orderLayers(rows, chains) {
   const links = chains.flatMap((chain) => chain.slice(1).map((key, i) => [chain[i], key]));
-  const neighbours = (key, isDown) => links.filter((link) => link[isDown ? 1 : 0] === key).map((link) => link[isDown ? 0 : 1]);
+  const above = lists(links.map(([from, to]) => [to, from]));
+  const below = lists(links);
+  const position = new Map();
+  const place = (row) => row.forEach((key, i) => position.set(key, (i + 0.5) / row.length));
+  rows.forEach(place);
   for (let sweep = 0; sweep < SWEEPS; sweep++) {
     const isDown = sweep % 2 === 0;
-    const order = isDown ? rows.slice(1) : rows.slice(0, -1).reverse();
-    for (const row of order) {
-      const position = new Map(rows.flatMap((each) => each.map((key, i) => [key, (i + 0.5) / each.length])));
-      const mean = (key) => {
-        const found = neighbours(key, isDown);
-        return found.length ? found.reduce((sum, k) => sum + position.get(k), 0) / found.length : position.get(key);
-      };
-      const means = new Map(row.map((key) => [key, mean(key)]));
+    for (const row of isDown ? rows.slice(1) : rows.slice(0, -1).reverse()) {
+      const means = new Map(row.map((key) => {
+        const found = (isDown ? above : below).get(key);
+        return [key, found ? found.reduce((sum, k) => sum + position.get(k), 0) / found.length : position.get(key)];
+      }));
       row.sort((a, b) => means.get(a) - means.get(b));
+      place(row);
     }
   }
 }
@@ -80,9 +92,11 @@ export function layout(nodes, edges) {
     const [top, bottom] = [[box.x, box.y], [box.x, box.y + box.height]];
     return i === 0 ? [bottom] : i === chain.length - 1 ? [top] : [top, bottom];
   }));
+  const leaving = lists(edges.map(({ from }, i) => [from, paths[i]]));
+  const arriving = lists(edges.map(({ to }, i) => [to, paths[i]]));
   for (const { key } of nodes) {
-    spread(boxes.get(key), paths.filter((_, i) => edges[i].from === key), 0, 1);
-    spread(boxes.get(key), paths.filter((_, i) => edges[i].to === key), -1, -2);
+    spread(boxes.get(key), leaving.get(key) ?? [], 0, 1);
+    spread(boxes.get(key), arriving.get(key) ?? [], -1, -2);
   }
   return { boxes, paths, width, height: y - LAYER_GAP };
 }

@@ -1,8 +1,9 @@
 // One model: a chat or a form to try it, code that calls it, and its signature.
-import { afterRequests, modelPath, read } from "./api.js";
+import { aboutPath, afterRequests, modelPath, read } from "./api.js";
 import { Chat } from "./chat.js";
 import { Graph } from "./graph.js";
 import { html, useEffect, useState } from "./html.js";
+import { Layers } from "./layers.js";
 import { Simulator } from "./simulator.js";
 import { Snippets } from "./snippets.js";
 import { TryIt } from "./try_it.js";
@@ -17,8 +18,6 @@ function exampleShapes(api) {
 
 const readStatistics = (name, version) =>
   read(`${modelPath(name, version)}/stats`).then((found) => found.model_stats?.[0], () => null);
-
-const aboutPath = (name, version) => modelPath(name, version).replace("/v2/", "/console/");
 
 // Return the description of a model and what it supports, by its OpenAPI document and by UM-Bridge.
 async function describe(name, version) {
@@ -40,6 +39,7 @@ async function describe(name, version) {
     labels: about.labels,
     outputs: about.outputs,
     examples: about.examples,
+    hasLayers: about.has_layers,
     example: infer?.requestBody.content["application/json"].example ?? null,
     shapes: exampleShapes(api),
     canInfer: infer !== undefined,
@@ -100,6 +100,7 @@ function tabsOf(model, name, version) {
     model.canInfer && ["Try it", html`<${TryIt} name=${name} version=${version} model=${model} />`],
     model.support.Evaluate && ["Simulator", html`<${Simulator} name=${name} support=${model.support} metadata=${model.metadata} />`],
     model.metadata.details?.graph?.edges && ["Graph", html`<${Graph} graph=${model.metadata.details.graph} name=${name} />`],
+    model.hasLayers && ["Layers", html`<${Layers} name=${name} version=${version} />`],
     ["Code", html`<${Snippets} name=${name} version=${version} model=${model} />`],
     // Not below a chat, which fills the window.
     model.canGenerate && ["Signature", html`<${Signature} metadata=${model.metadata} />`],
