@@ -209,10 +209,10 @@ async def test_headings_go_down_one_level_at_a_time(browser: Browser) -> None:
 
 def chain(count: int) -> dict[str, Any]:
     """Return layers as the server sends them: blocks of a convolution, a sigmoid and their product."""
-    nodes = []
+    nodes: list[dict[str, Any]] = []
     for i in range(0, count, 3):
         names = [f"t{i}", f"t{i + 1}", f"t{i + 2}", f"t{i + 3}"]
-        common = {"domain": "", "attributes": {}}
+        common: dict[str, Any] = {"domain": "", "attributes": {}}
         nodes += [
             {**common, "name": f"conv{i}", "op": "Conv", "inputs": [names[0], f"w{i}"], "outputs": names[1:2]},
             {**common, "name": "", "op": "Sigmoid", "inputs": names[1:2], "outputs": names[2:3]},
