@@ -18,6 +18,8 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 # Set this variable to a folder to keep a picture of each view.
 PICTURES = os.environ.get("DRAGOMAN_TEST_PICTURES", "")
 WAIT_MS = 20_000
+# A microphone that beeps, and that pages may use.
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 
 
 class Browser:
@@ -89,7 +91,7 @@ class Browser:
 async def open_chromium() -> AsyncIterator[Any]:
     """Start Chromium; it is ended with the context."""
     async with playwright.async_playwright() as driver:
-        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         try:
             yield chromium
         finally:

@@ -63,7 +63,7 @@ async def test_a_map_of_a_fast_model_is_drawn_by_few_requests(browser: Browser) 
     await section.get_by_role("application").or_(section.get_by_role("button", name="Compute the map")).wait_for()
     await section.get_by_role("button", name="Compute").click()
     await section.get_by_text("Least -157 at x0[0] = -5, x0[1] = 5; greatest 0 at x0[0] = 2, x0[1] = -1.").wait_for()
-    assert 1 <= len(requests) <= 40, "1681 points"
+    assert 1 <= len(requests) <= 40, "1681 points or more"
     assert await section.get_by_text("exp(y0[0]), largest = 1").count() == 1
     await section.get_by_role("button", name="Table").click()
     table = section.locator("table")
@@ -73,7 +73,8 @@ async def test_a_map_of_a_fast_model_is_drawn_by_few_requests(browser: Browser) 
     async with page.expect_download() as download:
         await section.get_by_role("button", name="CSV").click()
     lines = (await (await download.value).path()).read_text().splitlines()
-    assert (len(lines), lines[0], lines[1]) == (1682, "x0[0],x0[1],y0[0]", "-5,-5,-97")
+    assert len(lines) - 1 in (41**2, 121**2)  # a fast model gets the finer grid
+    assert lines[:2] == ["x0[0],x0[1],y0[0]", "-5,-5,-97"]
     await section.get_by_role("button", name="Table").click()
     assert await browser.find_violations() == []
     await browser.keep("map")

@@ -10,8 +10,8 @@ from dragoman.protocols.wire import Endpoint, Headers, HttpError, HttpRequest, H
 
 # Only files of this server, and no page around this one. Libraries have images as data URLs.
 _CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _PAGE_HEADERS: Headers = (
     ("content-type", "text/html; charset=utf-8"),

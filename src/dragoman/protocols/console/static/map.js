@@ -9,6 +9,9 @@ import { format } from "./plot.js";
 import { saveFile } from "./save.js";
 
 const ROWS_SIDE = 41; // points a side if a request takes many of them
+const FINE_SIDE = 121; // if those were fast: each third is a point of the coarse grid
+const FINE_MS = 400;
+const MAX_TABLE = 41;
 const SINGLE_SIDE = 25;
 const FAST_CALL_MS = 200; // of a model whose map is drawn without a click
 const FAST_MS = 5; // of a point of such a map
@@ -17,6 +20,7 @@ const LEVELS = 9;
 const [LEFT, TOP, SIDE] = [52, 10, 380];
 const [WIDTH, HEIGHT] = [LEFT + SIDE + 14, TOP + SIDE + 44];
 const ARROW = 70;
+const STEPS = 40; // of the arrow keys from side to side
 
 const SHOWN = {
   "as it is": { of: () => (v) => v, title: (name) => name },
@@ -111,7 +115,7 @@ function Drawing({ map, shown, point, gradient, onPoint }) {
     onPoint([round(inside(low + ((at[0] - LEFT) / SIDE) * (high - low))), round(inside(low + ((TOP + SIDE - at[1]) / SIDE) * (high - low)))]);
   };
   const press = (event) => {
-    const step = ((high - low) / (side - 1)) * (event.shiftKey ? 5 : 1);
+    const step = ((high - low) / STEPS) * (event.shiftKey ? 5 : 1);
     const by = { ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowDown: [0, -step], ArrowUp: [0, step] }[event.key];
     if (!by) return;
     event.preventDefault();
@@ -141,9 +145,11 @@ function Drawing({ map, shown, point, gradient, onPoint }) {
 
 function Table({ map }) {
   const { values, axes, names, side } = map;
+  const step = Math.ceil(side / MAX_TABLE);
+  const few = Array.from({ length: Math.ceil(side / step) }, (_, i) => i * step);
   return html`<div class="scroll short" tabindex="0" role="region" aria-label="Values of the map"><table class="values">
-    <thead><tr><th scope="col">${names[1]} \\ ${names[0]}</th>${axes[0].map((v) => html`<th scope="col" class="number">${format(v)}</th>`)}</tr></thead>
-    <tbody>${axes[1].map((v, j) => html`<tr><th scope="row">${format(v)}</th>${axes[0].map((_, i) => html`<td class="number">${format(values[j * side + i])}</td>`)}</tr>`)}</tbody></table></div>`;
+    <thead><tr><th scope="col">${names[1]} \\ ${names[0]}</th>${few.map((i) => html`<th scope="col" class="number">${format(axes[0][i])}</th>`)}</tr></thead>
+    <tbody>${few.map((j) => html`<tr><th scope="row">${format(axes[1][j])}</th>${few.map((i) => html`<td class="number">${format(values[j * side + i])}</td>`)}</tr>`)}</tbody></table></div>`;
 }
 
 const csvOf = ({ values, axes, names, side, title }) =>
@@ -175,14 +181,19 @@ export function SimulatorMap({ name, input, metadata, config, result, range, tar
     setProblem("");
     setProgress(0);
     const takesRows = Object.keys(config).length === 0 && rowsBody({ input, metadata, points: [], outWrt });
-    const side = takesRows ? ROWS_SIDE : SINGLE_SIDE;
-    const line = spaced(...bounds, side);
-    const points = line.flatMap((second) => line.map((first) =>
-      withValue(withValue(input, axes[0].k, axes[0].i, first), axes[1].k, axes[1].i, second)));
-    try {
+    async function draw(side) {
+      const line = spaced(...bounds, side);
+      const points = line.flatMap((second) => line.map((first) =>
+        withValue(withValue(input, axes[0].k, axes[0].i, first), axes[1].k, axes[1].i, second)));
       const values = await valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal: mine.signal, onProgress: setProgress, isSlow });
       const title = result.output[outWrt].length === 1 ? `y${outWrt}[0]` : `sum of y${outWrt}`;
       if (values) setMap({ key, values, side, range: bounds, axes: [line, line], names: axes.map((axis) => axis.name), title });
+      return values;
+    }
+    try {
+      const started = performance.now();
+      const values = await draw(takesRows ? ROWS_SIDE : SINGLE_SIDE);
+      if (values && takesRows && performance.now() - started < FINE_MS) await draw(FINE_SIDE);
     } catch (error) {
       if (error.name !== "AbortError") setProblem(error.message);
     }

@@ -1,4 +1,5 @@
 // The outputs of a model as bars, tables, lines and pictures.
+import { encodedSound, isRate, Player, soundOf, SoundView } from "./audio.js";
 import { headsOf } from "./detect.js";
 import { Detections } from "./detections.js";
 import { html, useMemo, useState } from "./html.js";
@@ -14,6 +15,7 @@ const MIN_PLOTTED = 3;
 const MIN_CURVE = 8; // elements of a vector that is a line at first
 const MAX_SERIES = 6;
 const MAX_DIGITS = 4; // numbers that are large on the page
+const DEFAULT_RATE = 16_000; // samples a second of a sound
 const MIN_SIDE = 2;
 const MAX_RATIO = 16; // of the sides of a picture
 const MIN_MATRIX = 8; // rows and columns of a table that may be a picture
@@ -22,15 +24,14 @@ const MAX_ENCODED = 16;
 
 // A single row is listed from top to bottom, since it would be wider than the page.
 function Table({ tensor, rows, names }) {
-  const isCut = rows.length * (rows[0]?.length ?? 1) < size(tensor.shape);
   const isRow = rows.length === 1 && rows[0].length > 1;
-  const lines = isRow ? rows[0].map((v, i) => [names ? names[i] : i, [v]]) : rows.map((row, i) => [i, row]);
+  const lines = isRow ? rows[0].slice(0, MAX_LISTED).map((v, i) => [names ? names[i] : i, [v]]) : rows.map((row, i) => [i, row]);
   const isFew = lines.length * lines[0]?.[1].length <= MAX_DIGITS;
   return html`<div class="scroll short" tabindex="0" role="region" aria-label=${`Values of ${tensor.name}`}>
       <table class=${isFew ? "values few" : "values"}>
         ${names && !isRow && html`<thead><tr><td></td>${names.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>`}
         <tbody>${lines.map(([label, row]) => html`<tr>${lines.length > 1 && html`<th scope="row">${label}</th>`}${row.map((v) => html`<td>${show(v)}</td>`)}</tr>`)}</tbody></table></div>
-    ${isCut && html`<p class="note">The first ${rows.length} of ${tensor.shape[0]} rows.</p>`}
+    ${lines.length < (isRow ? tensor.shape[1] : tensor.shape[0] ?? 1) && html`<p class="note">The first ${lines.length} of ${isRow ? `${tensor.shape[1]} values` : `${tensor.shape[0]} rows`}.</p>`}
     ${!isFew && html`<${Save} tensor=${tensor} header=${names} />`}`;
 }
 
@@ -88,6 +89,16 @@ function viewsOf(tensor, context) {
   }
   const urls = tensor.datatype === "BYTES" ? flat.slice(0, MAX_ENCODED).map(encodedPicture) : [];
   if (urls.length > 0 && urls.every(Boolean)) found.unshift(["Picture", html`<${Encoded} tensor=${tensor} urls=${urls} />`]);
+  const sounds = tensor.datatype === "BYTES" ? flat.slice(0, MAX_ENCODED).map(encodedSound) : [];
+  if (sounds.length > 0 && sounds.every(Boolean)) {
+    found.unshift(["Sound", html`${sounds.map((blob, i) => html`<${Player} blob=${blob} label=${`Play sound ${i + 1} of ${tensor.name}`} />`)}`]);
+  }
+  const sound = isNumeric ? soundOf(tensor, context.kind) : null;
+  if (sound) {
+    const view = ["Sound", html`<${SoundView} title=${tensor.name} samples=${sound.samples} rate=${context.rate} />`];
+    if (sound.isCertain) found.unshift(view);
+    else found.push(view);
+  }
   if (scores) {
     const view = ["Bars", html`<${Scores} scores=${scores} names=${names} />`];
     if (scores.isCertain) found.unshift(view);
@@ -112,7 +123,7 @@ function isVector({ shape }, { declared }) {
 }
 
 // What the metadata and the model say of an output.
-function contextOf(tensor, model, sent) {
+function contextOf(tensor, model, sent, rate) {
   const labels = model.labels ?? {};
   const lists = Object.values(labels);
   return {
@@ -121,6 +132,8 @@ function contextOf(tensor, model, sent) {
     declared: model.metadata?.outputs?.find(({ name }) => name === tensor.name)?.shape,
     hasPhoto: sent.length > 0,
     sent,
+    kind: model.kind,
+    rate,
     isGreySent: sent.length > 0 && sent[0].isGrey,
   };
 }
@@ -136,9 +149,11 @@ function Output({ tensor, context }) {
 }
 
 // All outputs of an answer. `sent`: the pictures that were sent.
-export function Outputs({ outputs, model, sent = [] }) {
+// `rate`: that of a sound that was sent.
+export function Outputs({ outputs, model, sent = [], rate = DEFAULT_RATE }) {
+  const own = Number(outputs.find(isRate)?.data?.flat(Infinity)[0]);
   const names = Object.values(model.labels ?? {})[0] ?? null;
   const heads = useMemo(() => (sent.length > 0 ? headsOf(outputs, sent[0], names) : []), [outputs]);
   return html`${heads.length > 0 && html`<${Detections} heads=${heads} sent=${sent} names=${names} />`}
-    ${outputs.map((tensor) => html`<${Output} key=${tensor.name} tensor=${tensor} context=${contextOf(tensor, model, sent)} />`)}`;
+    ${outputs.map((tensor) => html`<${Output} key=${tensor.name} tensor=${tensor} context=${contextOf(tensor, model, sent, own > 0 ? own : rate)} />`)}`;
 }

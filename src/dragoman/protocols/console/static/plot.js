@@ -33,7 +33,8 @@ function timeTicks([low, high], count) {
   return Array.from({ length: Math.floor((high - first) / step) + 1 }, (_, i) => first + i * step);
 }
 
-const clock = (s) => new Date(s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const clock = (s) => new Date(s * 1000).toLocaleTimeString([], { hour12: false });
+const tickText = (v) => (v !== 0 && (Math.abs(v) >= 1e6 || Math.abs(v) < 1e-4) ? v.toExponential() : String(v));
 
 // The indices that are drawn: all, or the least and the greatest value of each group of neighbours.
 export function thinned(values, most = MAX_POINTS) {
@@ -71,8 +72,8 @@ function Chart({ x, series, time, width, height }) {
   const isIndex = !time && x.every(Number.isInteger);
   const columns = time ? timeTicks([left, right], count) : ticks(left, right, count).filter((v) => !isIndex || Number.isInteger(v));
   return html`<svg viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} aria-hidden="true">
-    ${ticks(low, high, 4).map((v) => html`<path class="grid" d=${`M${LEFT} ${up(v)}H${width - RIGHT}`} /><text x=${LEFT - 6} y=${up(v) + 4} text-anchor="end">${format(v)}</text>`)}
-    ${columns.map((v) => html`<path class="grid" d=${`M${across(v)} ${TOP}V${height - BOTTOM}`} /><text x=${across(v)} y=${height - 7} text-anchor="middle">${time ? clock(v) : format(v)}</text>`)}
+    ${ticks(low, high, 4).map((v) => html`<path class="grid" d=${`M${LEFT} ${up(v)}H${width - RIGHT}`} /><text x=${LEFT - 6} y=${up(v) + 4} text-anchor="end">${tickText(v)}</text>`)}
+    ${columns.map((v) => html`<path class="grid" d=${`M${across(v)} ${TOP}V${height - BOTTOM}`} /><text x=${across(v)} y=${height - 7} text-anchor="middle">${time ? clock(v) : tickText(v)}</text>`)}
     ${series.map(({ values }, i) => html`<path class="line" stroke=${colorOf(i)} d=${pathOf(x, values, place)} />
       ${x.length <= FEW && values.map((v, k) => isKnown(v) && html`<circle cx=${across(x[k])} cy=${up(v)} r="3" fill=${colorOf(i)} />`)}`)}</svg>`;
 }

@@ -1,5 +1,6 @@
 // A form made from a model's signature: numbers and text that are typed, pasted or dropped as files, and pictures.
 import { call, modelPath, roundsIntegers } from "./api.js";
+import { firstRate, isRate, readSound, Recorder, Sound, soundTensor, takesSound } from "./audio.js";
 import { Examples } from "./examples.js";
 import { html, useState } from "./html.js";
 import { fileTensor, pictureTensor, takesPictures } from "./images.js";
@@ -21,11 +22,12 @@ function exampleShape({ shape }, found) {
   return found && shape.filter((n) => n < 0).length > 1 ? found.join(", ") : "";
 }
 
-function initialFields({ metadata, example, shapes, examples: shipped }) {
+function initialFields(model) {
+  const { metadata, example, shapes, examples: shipped } = model;
   const examples = new Map((example?.inputs ?? []).map((tensor) => [tensor.name, tensor]));
   const samples = samplesOf(shipped);
   const isKnown = ({ name }) => examples.has(name) || samples.has(name);
-  return specsOf(metadata.inputs, samples).map((spec) => withKind({ ...spec, anyRank: spec.parameters?.any_rank === true })).map((spec) => ({
+  return specsOf(metadata.inputs, samples).map((spec) => withKind({ ...spec, anyRank: spec.parameters?.any_rank === true }, model)).map((spec) => ({
     ...spec,
     isOptional: examples.size + samples.size > 0 && !isKnown(spec),
     text: initialText(examples.get(spec.name) ?? shortSample(samples.get(spec.name))),
@@ -34,12 +36,16 @@ function initialFields({ metadata, example, shapes, examples: shipped }) {
     sample: samples.get(spec.name) ?? null, // is sent if nothing is typed or chosen
     pictures: [], // photos from files, instead of the text
     file: null, // of a BYTES input, instead of the text
+    sound: null, // from a file or the microphone, instead of the text
     settings: spec.isPhoto ? firstSettings(spec, examples.get(spec.name)?.shape ?? shapes?.[spec.name], metadata.outputs ?? []) : null,
     problem: "",
   }));
 }
 
-const withKind = (spec) => ({ ...spec, isPhoto: takesPictures(spec) });
+function withKind(spec, model) {
+  const isPhoto = takesPictures(spec);
+  return { ...spec, isPhoto, takesSound: isPhoto ? "" : takesSound(spec, model) };
+}
 
 // Text may hold anything, also what separates the cells of a table.
 function columnText(cells, { datatype, shape }) {
@@ -48,16 +54,17 @@ function columnText(cells, { datatype, shape }) {
 }
 
 // The values that a field gets from files: text of a table, pictures, or bytes. Throws an Error.
-async function readFiles(field, files) {
+async function readFiles(field, files, rate) {
   if (field.isPhoto && files.every((file) => file.type.startsWith("image/"))) {
     return { pictures: await Promise.all(files.map(readPhoto)), file: null };
   }
   if (files.length > 1) throw new Error(`expected one file, got ${files.length}`);
   const [file] = files;
+  if (field.takesSound && (/^(audio|video)\//.test(file.type) || file.name === "recording")) return { sound: await readSound(file, rate) };
   if (/^text\/|json$/.test(file.type) || /\.(csv|tsv|txt|json)$/i.test(file.name)) {
-    return { text: await file.text(), pictures: [], file: null };
+    return { text: await file.text(), pictures: [], file: null, sound: null };
   }
-  if (field.datatype !== "BYTES") throw new Error(`expected a table${field.isPhoto ? " or a picture" : ""}, got '${file.name}'`);
+  if (field.datatype !== "BYTES") throw new Error(`expected a table${field.isPhoto ? " or a picture" : field.takesSound ? " or a sound" : ""}, got '${file.name}'`);
   return { file: { name: file.name, bytes: await file.arrayBuffer() }, pictures: [] };
 }
 
@@ -68,6 +75,7 @@ function toTensor(field) {
     const sent = field.pictures.map((photo) => drawPhoto(photo, field, field.settings));
     return [{ name, datatype, ...pictureTensor(sent, field, field.settings) }, "", sent];
   }
+  if (field.sound) return [{ name, datatype, ...soundTensor(field.sound, field) }, ""];
   if (field.file) return [{ name, datatype, ...fileTensor(field.file.bytes, field) }, ""];
   if (field.sample && field.text.trim() === "") {
     return [sampleRequest(field.sample), `${name}: the example of ${field.sample.shape.join(" x ")} was sent`];
@@ -86,18 +94,19 @@ function Text({ field, id, onChange }) {
 
 function Values({ field, id, onChange }) {
   const { pictures, file } = field;
-  const drop = html`<button type="button" onClick=${() => onChange({ pictures: [], file: null })}>Remove</button>`;
+  const drop = html`<button type="button" onClick=${() => onChange({ pictures: [], file: null, sound: null })}>Remove</button>`;
+  if (field.sound) return html`<${Sound} field=${field} onChange=${onChange} /><p class="row">${drop}</p>`;
   if (file) return html`<p class="row">${file.name}, ${file.bytes.byteLength} bytes ${drop}</p>`;
   if (pictures.length > 0) return html`<${Photos} field=${field} onChange=${onChange} /><p class="row">${drop}</p>`;
   if (!field.isPhoto) return html`<${Text} field=${field} id=${id} onChange=${onChange} />`;
   return html`<details><summary>Numbers instead of a picture</summary><${Text} field=${field} id=${id} onChange=${onChange} /></details>`;
 }
 
-function Field({ field, id, onChange }) {
+function Field({ field, id, rate, onChange }) {
   const [isOver, setIsOver] = useState(false);
   async function use(files) {
     try {
-      onChange({ ...(await readFiles(field, [...files])), problem: "" });
+      onChange({ ...(await readFiles(field, [...files], rate)), problem: "" });
     } catch (error) {
       onChange({ problem: error.message });
     }
@@ -111,10 +120,11 @@ function Field({ field, id, onChange }) {
   };
   const paste = (event) => event.clipboardData?.files.length > 0 && (event.preventDefault(), use(event.clipboardData.files));
   const isEmptyPhoto = field.isPhoto && field.pictures.length === 0;
-  const kinds = field.datatype === "BYTES" ? "A file" : "A table";
+  const kinds = field.takesSound === "yes" ? "A sound or a table" : field.datatype === "BYTES" ? "A file" : "A table";
   const invitation = isEmptyPhoto ? "Drop a picture here, paste it, or choose a file" : field.isPhoto ? "Other pictures" : `${kinds} from disk, or drop here`;
   const chooser = html`<label class=${isEmptyPhoto ? "file drop" : "file"}>${invitation} <input type="file" multiple=${field.isPhoto}
-    onChange=${(e) => e.target.files.length > 0 && use(e.target.files)} /></label>`;
+    onChange=${(e) => e.target.files.length > 0 && use(e.target.files)} /></label>
+    ${field.takesSound === "yes" && html`<${Recorder} onFile=${(file) => use([file])} onProblem=${(problem) => onChange({ problem })} />`}`;
   return html`<fieldset class=${isOver ? "over" : ""} onDragOver=${over} onDragLeave=${() => setIsOver(false)} onDrop=${drop} onPaste=${paste}>
     <legend>${field.name} <small>${field.datatype} ${field.anyRank ? "any shape" : `[${field.shape.join(", ")}]`}</small></legend>
     ${field.isOptional && html`<label class="inline"><input type="checkbox" checked=${field.isSent}
@@ -151,7 +161,12 @@ export function TryIt({ name, version, model }) {
   const [answer, setAnswer] = useState(null);
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
-  const change = (index, values) => setFields((now) => now.map((field, i) => (i === index ? { ...field, ...values } : field)));
+  // A model that has an input for the rate of a sound gets the rate of the one that is sent.
+  const change = (index, values) => setFields((now) => now.map((field, i) => {
+    if (i === index) return { ...field, ...values };
+    return values.sound && isRate(field) ? { ...field, text: String(values.sound.rate) } : field;
+  }));
+  const rate = firstRate(fields.find(isRate)?.text);
 
   function compose() {
     const found = fields.filter((field) => field.isSent).map((field) => {
@@ -161,15 +176,15 @@ export function TryIt({ name, version, model }) {
         throw new Error(`${field.name}: ${error.message}`);
       }
     });
-    return { ...requestBody(found.map(([tensor]) => tensor), model.outputs), notes: found.map(([, note]) => note).filter(Boolean), sent: found.find(([, , sent]) => sent)?.[2] ?? [] };
+    return { ...requestBody(found.map(([tensor]) => tensor), model.outputs), notes: found.map(([, note]) => note).filter(Boolean), sent: found.find(([, , sent]) => sent)?.[2] ?? [], rate: fields.find((field) => field.sound)?.sound.rate };
   }
 
   async function submit(event) {
     event.preventDefault();
     setBusy(true);
     try {
-      const { body, headers, notes, sent } = compose();
-      setAnswer({ ...(await call(`${modelPath(name, version)}/infer`, { method: "POST", body, headers })), notes, sent });
+      const { body, headers, notes, ...sent } = compose();
+      setAnswer({ ...(await call(`${modelPath(name, version)}/infer`, { method: "POST", body, headers })), notes, ...sent });
       setProblem("");
     } catch (error) {
       setAnswer(null);
@@ -183,13 +198,13 @@ export function TryIt({ name, version, model }) {
   }
   const useColumns = (columns) => setFields(fields.map((field) => {
     const cells = columns.get(field.name);
-    return cells ? { ...field, text: columnText(cells, field), typedShape: "", isSent: true, pictures: [], file: null } : field;
+    return cells ? { ...field, text: columnText(cells, field), typedShape: "", isSent: true, pictures: [], file: null, sound: null } : field;
   }));
-  const isWide = fields.some((field) => field.isPhoto); // beside each other: what is sent, and what comes back
+  const isWide = fields.some((field) => field.isPhoto || field.takesSound === "yes"); // beside each other: what is sent, and what comes back
   return html`<div class=${isWide ? "beside" : ""}><form onSubmit=${submit}>
       <${Examples} model=${model} fieldsOf=${initialFields} onFields=${(filled) => (setFields(filled), setAnswer(null), setProblem(""))} />
       ${fields.length > 1 && html`<${Columns} fields=${fields} onColumns=${useColumns} />`}
-      ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} onChange=${(values) => change(i, values)} />`)}
+      ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} rate=${rate} onChange=${(values) => change(i, values)} />`)}
       <button class="primary" disabled=${busy}>${busy ? "Running …" : "Run"}</button>
     </form>
     <div aria-live="polite">
@@ -197,6 +212,6 @@ export function TryIt({ name, version, model }) {
       ${answer?.notes.map((text) => html`<p class="note">${text}</p>`)}
       ${answer && html`<p class="note">${answer.ms.toFixed(1)} ms, request <a href=${`#/requests/${encodeURIComponent(answer.id)}`}><code>${answer.id}</code></a></p>
         ${roundsIntegers && html`<p class="error">This browser rounds integers beyond 2^53.</p>`}
-        <${Outputs} key=${answer.id} outputs=${answer.data.outputs} model=${model} sent=${answer.sent} />`}
+        <${Outputs} key=${answer.id} outputs=${answer.data.outputs} model=${model} sent=${answer.sent} rate=${answer.rate} />`}
     </div></div>`;
 }
