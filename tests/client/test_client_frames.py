@@ -146,7 +146,7 @@ class Column:
 
 
 class Interchanged:
-    """A frame of another library, known by the DataFrame interchange protocol."""
+    """A frame of pyarrow, known by the DataFrame interchange protocol."""
 
     def __init__(self, columns: dict[str, Any]) -> None:
         self._columns = columns
@@ -159,11 +159,26 @@ class Interchanged:
         return Column(self._columns[name])
 
 
+class Polars(Interchanged):
+    """A frame of polars, which is also an array: of its columns in their order."""
+
+    __dataframe__: Any = property(doc="not supported")
+
+    def to_numpy(self) -> Any:
+        return np.stack([np.array(column) for column in self._columns.values()], axis=1)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.to_numpy()
+
+
 def test_frames_of_other_libraries(client: Any) -> None:
+    frame_of_polars = Polars({"width": [1.0], "height": [2]})
+    assert not hasattr(frame_of_polars, "__dataframe__")
+    assert client.infer("Named", frame_of_polars)["scores"].tolist() == [[2, 1]]
     assert client.infer("Named", Interchanged({"width": [1.0], "height": [2]}))["scores"].tolist() == [[2, 1]]
     result = client.infer("Echo", Interchanged({"n": [1, 2], "t": np.array(["a", "b"], object)}))
     assert result["n"].tolist() == [1, 2]
-    assert result["t"].tolist() == [b"a", b"b"]
+    assert result["t"] == ["a", "b"]
 
 
 def test_a_column_for_an_input_of_one_column(client: Any) -> None:

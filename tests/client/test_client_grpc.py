@@ -1,8 +1,10 @@
 """gRPC of the client: a server of grpcio, and servers that send what the specification allows, or does not."""
 
+import gc
 import gzip
 import socket
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -219,6 +221,9 @@ def scripted(*scripts: Callable[[Peer], None]) -> Iterator[str]:
                 connection.settimeout(20)
                 with connection:
                     script(Peer(connection))
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1 << 16):  # to close with unread data would reset the connection
+                        pass
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -455,3 +460,19 @@ def test_a_server_of_http_1(loop_thread: LoopThread, client_kind: ClientKind) ->
         pytest.raises(errors.ServerError, match=r"answers in HTTP/1\.1, not in gRPC: expected another port"),
     ):
         client.infer("m", X)
+
+
+@KINDS
+def test_an_idle_connection_keeps_no_message_in_memory(
+    library: tuple[str, Library], loop_thread: LoopThread, client_kind: ClientKind
+) -> None:
+    array = np.zeros(1 << 20)
+    with loop_thread.client(client_kind, library[0]) as client:
+        client.infer("m", X)
+        tracemalloc.start()
+        try:
+            client.infer("m", {"x": Tensor.of(array)})
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < array.nbytes / 4
+        finally:
+            tracemalloc.stop()

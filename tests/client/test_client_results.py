@@ -3,10 +3,11 @@
 import re
 import zlib
 from base64 import b64decode
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import dragoman
 from dragoman import BYTES, Tensor, errors
@@ -77,6 +78,7 @@ def test_other_numbers_are_digits(value: Any) -> None:
 def test_numbers_are_plotted_on_request() -> None:
     found = result(y=np.array([[5.1, -3.5], [1, 2]]), x=np.ones(1)).plot()
     assert bars(found._repr_html_()) == [("0", "5.1"), ("1", "-3.5"), ("1", "2"), ("0", "1")]
+    assert re.findall(r"<div>(row \d)</div>", found._repr_html_()) == ["row 0", "row 1"]
     with pytest.raises(errors.InvalidInput, match="nothing to plot"):
         result(x=np.ones(1)).plot()
     with pytest.raises(KeyError):
@@ -142,3 +144,14 @@ def test_clients_show_themselves(client: Any, server: dragoman.Server, kind: tup
 def test_a_client_without_a_server_shows_why() -> None:
     with dragoman.Client("http://127.0.0.1:1") as client:
         assert "Connection refused" in client._repr_html_()
+
+
+def test_type_checkers_see_arrays(server: dragoman.Server) -> None:
+    """mypy checks the assertions."""
+    with dragoman.Client(server.http_url) as client:
+        found = client.infer("Rows", np.ones((2, 3), np.float32))
+        assert_type(found, Result)
+        assert_type(found["sum"], NDArray[Any])
+        assert_type(found.to_numpy(), NDArray[Any])
+        assert_type(found["sum"].shape, tuple[Any, ...])
+        assert found["sum"].shape == (2,)

@@ -1,6 +1,6 @@
 """Data frames as inputs: one matrix of their columns, or one input per column.
 
-Frames of pandas, polars, pyarrow and others that support the DataFrame interchange protocol; none is imported.
+Frames of pandas, polars, pyarrow and others that have columns by name; none is imported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,9 @@ ToTensor = Callable[[Any, TensorSpec], Tensor]
 
 def is_frame(value: Any) -> bool:
     """Return whether a value is a table of named columns."""
-    return hasattr(value, "__dataframe__") or (is_pandas(value) and value.ndim == 2)
+    if is_pandas(value):
+        return bool(value.ndim == 2)
+    return hasattr(value, "__dataframe__") or (hasattr(value, "columns") and hasattr(value, "to_numpy"))
 
 
 def is_series(value: Any) -> bool:
@@ -51,7 +53,9 @@ def request_of_frame(frame: Any, signature: Signature, to_tensor: ToTensor, cast
     inputs = []
     for name, column in columns.items():
         spec = signature.input(name) or TensorSpec(name)
-        inputs.append(_fitted(RequestInput(name, _named(name, to_tensor, _column_array(column), spec)), spec, cast))
+        array = _column_array(column)
+        value = array.tolist() if array.dtype.kind in "OU" else array  # a list of text has the content type `str`
+        inputs.append(_fitted(RequestInput(name, _named(name, to_tensor, value, spec)), spec, cast))
     return InferenceRequest(inputs=inputs)
 
 

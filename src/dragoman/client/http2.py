@@ -31,6 +31,7 @@ _MAX_HEADER_BYTES = 1 << 18
 _REFILL = 1 << 30
 _LAST_STREAM = frames.NUMBER - 2
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
+_NOTHING = memoryview(b"")
 
 _PREFACE = (
     frames.PREFACE
@@ -93,7 +94,7 @@ class Http2Parser:
         self._messages: list[Buffer] = []
         self._received_of_call = 0
         self._stream_window = self._initial_window
-        self._rest: memoryview = memoryview(b"")  # of the request
+        self._rest = _NOTHING  # of the request
         self._is_sent = True
         self._block: bytearray | None = None  # a header block that CONTINUATION frames complete
         self._block_ends = False
@@ -127,7 +128,8 @@ class Http2Parser:
             if size <= 0:
                 break
             part, self._rest = self._rest[:size], self._rest[size:]
-            self._is_sent = not self._rest
+            if not self._rest:
+                self._is_sent, self._rest = True, _NOTHING  # an idle connection keeps no request in memory
             self._send_window -= size
             self._stream_window -= size
             out.append(_data_header(size, self._is_sent, self._stream))

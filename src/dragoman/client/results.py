@@ -140,7 +140,11 @@ class Result(Mapping[str, Array]):
             return ""
         rows = numpy_numbers(tensor).reshape(-1, tensor.shape[-1]).astype(float)
         labels = self._labels_of(name, rows.shape[1])
-        drawn = [f"<div>{bars(labels, row.tolist(), most_bars)}</div>" for row in rows[:most_rows]]
+        titles = [f"row {at}" for at in range(len(rows))] if len(rows) > 1 else [""]
+        drawn = [
+            f"<div>{title and f'<div>{title}</div>'}{bars(labels, row.tolist(), most_bars)}</div>"
+            for title, row in zip(titles, rows[:most_rows], strict=False)
+        ]
         if len(rows) > most_rows:
             drawn.append(f"<div>and {len(rows) - most_rows} more rows</div>")
         return "".join(drawn)
