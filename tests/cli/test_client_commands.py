@@ -381,9 +381,9 @@ async def test_one_message(server: Server, capsys: pytest.CaptureFixture[str], m
 
 
 async def test_a_conversation_on_a_terminal(server: Server) -> None:
-    command = [sys.executable, "-m", "dragoman", "chat", server.http_url, "--system", "alpha"]
+    command = [sys.executable, "-m", "dragoman", "chat", server.http_url, "--system", "alpha", "--no-history"]
     with Terminal(command, {"DRAGOMAN_API_KEY": KEY}) as terminal:
-        await asyncio.to_thread(terminal.wait_for, "ReverseModel at http.*/reset")
+        await asyncio.to_thread(terminal.wait_for, "ReverseModel at http.*/help")
         terminal.send("beta gamma")
         await asyncio.to_thread(terminal.wait_for, r"gamma beta[^>]*alpha[^>]*\d+ tokens.*first after .* stop")
         terminal.send("delta")
@@ -396,7 +396,7 @@ async def test_a_conversation_on_a_terminal(server: Server) -> None:
         terminal.send("a !fault b")
         await asyncio.to_thread(terminal.wait_for, "dragoman: .*!fault")
         terminal.send("/nonsense")
-        await asyncio.to_thread(terminal.wait_for, "unknown command /nonsense: expected /reset")
+        await asyncio.to_thread(terminal.wait_for, "unknown command /nonsense; /help lists them")
         terminal.send("/exit")
         assert await asyncio.to_thread(terminal.wait_for_exit) == 0
 

@@ -14,7 +14,7 @@ from dragoman_check.top.metrics import NO_LABELS, Labels, Scrape, increase, quan
 _METRICS = ("/console/metrics", "/metrics")
 _STATUS = ("/console/v2/repository/status", "/v2/repository/status")
 _CALLS, _DURATION, _QUEUE = "dragoman_calls_total", "dragoman_call_duration_seconds", "dragoman_queue_seconds"
-_TOKENS = "dragoman_text_generated_tokens_sum"
+_TOKENS = "dragoman_text_generated_tokens"
 _OK = {"outcome": "ok"}
 
 
@@ -81,7 +81,7 @@ def snapshot(url: str, before: Reading, after: Reading) -> dict[str, Any]:
             "queue_p50_ms": _milliseconds(quantile(0.5, old, new, _QUEUE, _key(model))),
             "queued": _queued(new, _key(model)),
             "in_flight": int(model["calls"]),
-            "tokens_per_s": rate(_TOKENS, _key(model)) if new.has(_TOKENS, _key(model)) else None,
+            "tokens_per_s": rate(f"{_TOKENS}_sum", _key(model)) if new.has(f"{_TOKENS}_sum", _key(model)) else None,
         }
         for model in after.status["models"]
     ]
@@ -95,7 +95,7 @@ def snapshot(url: str, before: Reading, after: Reading) -> dict[str, Any]:
         "answer_ms": round(1000 * after.took_s, 2),
         "calls_per_s": rate(_CALLS),
         "errors_per_s": rate(_CALLS, without=_OK),
-        "tokens_per_s": rate(_TOKENS) if new.has(_TOKENS) else None,
+        "tokens_per_s": rate(f"{_TOKENS}_sum") if new.has(f"{_TOKENS}_sum") else None,
         "models": models,
         "workers": [*_workers(after.status["models"])],
     }
