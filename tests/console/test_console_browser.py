@@ -300,7 +300,7 @@ async def test_a_request_is_found_by_its_id(browser: Browser) -> None:
     await page.get_by_role("link", name=request_id).wait_for()
     await browser.keep("requests")
     await page.fill("input[name=id]", "unknown/id")
-    await browser.press("Find")
+    await browser.press("Find the id")
     await page.wait_for_selector("text=no request 'unknown/id' among the last 50")
 
 

@@ -1,13 +1,18 @@
 """The requests of the console: its own are not counted, those of a person are."""
 
+import asyncio
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dragoman
-from console.browser import Browser, needs_chromium, open_page
+from access.access_models import KeyFile
+from access.conftest import keys as keys
+from console.browser import Browser, needs_chromium, open_page, playwright
 from console.console_models import Parrot, Table, decay, write_graphs
 from rest.rest_server import DEFAULTS, RestServer
 
@@ -77,3 +82,74 @@ async def test_looking_at_pages_moves_no_counter(tmp_path: Path, chromium: Any) 
         'dragoman_calls_total{model="Table",version="",call="Infer",outcome="ok"}': 1,
     }
     assert browser.problems == []
+
+
+async def test_a_request_of_this_tab_is_sent_again_and_copied(chromium: Any) -> None:
+    async with dragoman.Server(Table, Parrot, **{**DEFAULTS, "recent_requests": 50}) as server:
+        browser = await open_page(chromium, str(server.http_url))
+        page = browser.page
+        await browser.open("/#/models/Table")
+        await page.fill("textarea", "1, 2, 9007199254740993")
+        await browser.press("Run")
+        await page.locator("a[href^='#/requests/']").click()
+        await browser.press("Replay")
+        answer = page.locator("section", has=page.get_by_role("heading", name="Send it again"))
+        await answer.get_by_text('"data": [9007199254740993]').wait_for()  # the count, beyond the integers of a double
+        assert await listed(server) == ["POST /v2/models/Table/infer"] * 2
+        code = page.locator("section", has=page.get_by_role("heading", name="From elsewhere")).locator("pre")
+        assert json.loads(await run("bash", "-c", (await code.inner_text()).replace("curl", "curl -s", 1)))["outputs"]
+        for name in ("Python: requests", "Python: dragoman"):
+            await browser.press(name)
+            text = (await code.inner_text()).replace("import requests\n", FAKE_REQUESTS)
+            assert "9007199254740993" in await run(sys.executable, "-c", text), name
+        await browser.press("JavaScript")
+        script = (await code.inner_text()).replace("console.log(await response.text())", "return await response.text()")
+        assert '"sum"' in await page.evaluate(f"async () => {{ {script} }}")
+        assert await browser.find_violations() == []
+        assert len(await listed(server)) == 6
+        await page.get_by_role("link", name="All requests").click()
+        await page.get_by_label("Search requests").fill("nothing")
+        await page.get_by_text("No request matches.").wait_for()
+        await page.get_by_label("Search requests").fill("table")
+        await playwright.expect(page.locator("table.requests tbody tr")).to_have_count(6)
+        await page.get_by_label("Status").select_option("errors")
+        await page.get_by_text("No request matches.").wait_for()
+        await browser.keep("requests")
+        assert browser.problems == []
+
+
+async def test_without_recent_requests_those_of_the_tab_are_listed_without_keys(keys: KeyFile, chromium: Any) -> None:
+    async with dragoman.Server(Table, **{**DEFAULTS, "api_keys": str(keys.path)}) as server:
+        browser = await open_page(chromium, str(server.http_url))
+        page, key = browser.page, keys.keys["user"]
+        await browser.open("/")
+        await page.fill("#key", key)
+        await browser.press("Open")
+        await page.get_by_role("link", name="Table").click()
+        await browser.press("Run")
+        await page.get_by_label("Output sum").wait_for()
+        await page.goto(f"{browser.url}/#/requests")
+        await page.locator("td.id a").click()
+        for name in ("curl", "Python: requests", "Python: dragoman", "JavaScript"):
+            await browser.press(name)
+            assert key not in await page.content()
+        sent = "async () => JSON.stringify((await import('/console/assets/api.js')).sent)"
+        assert (key in await page.evaluate(sent), "rows" in await page.evaluate(sent)) == (False, True)
+        await browser.press("Forget the key")
+        assert await page.evaluate(sent) == "[]"
+
+
+# The package of that name, as far as the code of the page uses it.
+FAKE_REQUESTS = """
+import json as JSON, types, urllib.request
+def request(method, url, headers, json=None):
+    found = urllib.request.urlopen(urllib.request.Request(url, JSON.dumps(json).encode(), headers, method=method))
+    return types.SimpleNamespace(raise_for_status=lambda: None, text=found.read().decode())
+requests = types.SimpleNamespace(request=request)
+"""
+
+
+async def run(*command: str) -> str:
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    return output.decode()

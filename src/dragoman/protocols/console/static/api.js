@@ -7,7 +7,21 @@ export const storedKey = () => sessionStorage.getItem(KEY) ?? "";
 
 export function storeKey(key) {
   if (key) sessionStorage.setItem(KEY, key);
-  else sessionStorage.clear(); // with the key, also the chats
+  else sessionStorage.clear(), (sent.length = 0); // with the key, also the chats and requests
+}
+
+// The requests that a person has sent in this tab, the last one first, without keys. In memory only, within limits.
+export const sent = [];
+const MAX_SENT = 200;
+const MAX_SENT_BYTES = 20_000_000; // of bodies
+const sizeOf = (body) => body?.size ?? body?.length ?? 0;
+
+function keep(entry) {
+  sent.unshift(entry);
+  let bytes = 0;
+  const end = sent.findIndex(({ body }) => (bytes += sizeOf(body)) > MAX_SENT_BYTES);
+  if (end >= 0) sent.length = end;
+  sent.length = Math.min(sent.length, MAX_SENT);
 }
 
 export class ApiError extends Error {
@@ -51,7 +65,14 @@ export function afterRequests(listener) {
   return () => listeners.delete(listener);
 }
 
-const notify = (path, method) => method === "POST" && !isOwn(path) && listeners.forEach((listener) => listener());
+const isOfPerson = (path, method) => method === "POST" && !isOwn(path);
+
+function notify(path, method, response) {
+  if (!isOfPerson(path, method)) return;
+  const entry = sent.find((each) => each.response === response);
+  if (entry && response) Object.assign(entry, { ms: performance.now() - entry.started, response: null });
+  listeners.forEach((listener) => listener());
+}
 
 const isEncoded = (body) => body === undefined || typeof body === "string" || body instanceof Blob;
 
@@ -61,17 +82,25 @@ export async function send(path, { method = "GET", body, signal, headers: own = 
   if (storedKey()) headers.authorization = `Bearer ${storedKey()}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   Object.assign(headers, own);
+  const encoded = isEncoded(body) ? body : JSON.stringify(body);
+  const started = performance.now();
   let response;
   try {
     response = await fetch(root + addressOf(path), {
       method,
       headers,
       signal,
-      body: isEncoded(body) ? body : JSON.stringify(body),
+      body: encoded,
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "the server cannot be reached");
+  }
+  if (isOfPerson(path, method)) {
+    const id = response.headers.get("x-request-id") ?? "";
+    const ms = performance.now() - started;
+    keep({ id, time: new Date().toISOString(), method, path, body: encoded, headers: own, status: response.status, started, ms,
+      response: response.ok ? response : null });
   }
   if (!response.ok) throw new ApiError(response.status, errorMessage(await response.text(), response.status));
   return response;
@@ -85,7 +114,7 @@ export async function call(path, options) {
     response = await send(path, options);
     text = await response.text();
   } finally {
-    notify(path, options?.method);
+    notify(path, options?.method, response);
   }
   return {
     data: text ? parseJson(text) : null,
@@ -118,8 +147,9 @@ export async function readIfAllowed(path, options) {
 
 // Yield the data of server-sent events, each parsed as JSON, until the stream ends.
 export async function* events(path, body, signal) {
+  let response;
   try {
-    const response = await send(path, { method: "POST", body, signal });
+    response = await send(path, { method: "POST", body, signal });
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
@@ -137,7 +167,7 @@ export async function* events(path, body, signal) {
       }
     }
   } finally {
-    notify(path, "POST");
+    notify(path, "POST", response);
   }
 }
 

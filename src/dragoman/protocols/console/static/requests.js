@@ -1,6 +1,8 @@
 // The last requests of the server, and one of them by its id: where its time went.
-import { ApiError, read } from "./api.js";
+import { ApiError, read, sent } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
+import { Sent } from "./replay.js";
+import { duration } from "./words.js";
 
 const REFRESH_MS = 3000;
 const PARTS = [
@@ -19,15 +21,6 @@ function Status({ request }) {
 }
 
 const address = (id) => `#/requests/${encodeURIComponent(id)}`;
-
-function Find({ id }) {
-  const submit = (event) => {
-    event.preventDefault();
-    location.hash = address(event.target.elements.id.value.trim());
-  };
-  return html`<form class="row" onSubmit=${submit}><label class="inline">request id
-    <input name="id" size="36" value=${id} required spellcheck=${false} /></label><button>Find</button></form>`;
-}
 
 function Timeline({ request }) {
   const parts = PARTS.filter(([, key]) => request[key] !== null);
@@ -70,7 +63,7 @@ function Details({ request }) {
     ["body", `${request.received_bytes} bytes received, ${request.sent_bytes} sent`],
   ].filter(([, value]) => value);
   return html`<section class="card"><dl class="facts">${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl></section>
-    <section class="card"><${Timeline} request=${request} />
+    <section class="card scroll"><${Timeline} request=${request} />
     ${calls.length > 0 && html`<table><caption>Calls of other models</caption>
       <thead><tr><th scope="col">model</th><th scope="col">queue</th><th scope="col">total</th></tr></thead>
       <tbody>${calls.map((each) => html`<tr><td>${"– ".repeat(each.depth - 1)}${each.model}</td>
@@ -80,25 +73,38 @@ function Details({ request }) {
 export function RequestView({ id }) {
   const [found, setFound] = useState(null);
   const [problem, setProblem] = useState("");
+  const own = sent.find((request) => request.id === id);
   useEffect(() => {
     read(`/console/requests/${encodeURIComponent(id)}`).then(
       ({ requests }) => (setFound(requests), setProblem("")),
       (error) => setProblem(error.message),
     );
   }, [id]);
-  return html`<h1>Request <small><code>${id}</code></small></h1><${Find} id=${id} key=${id} />
-    <p><a href="#/requests">All recent requests</a></p>
-    ${problem && html`<p class="error" role="alert">${problem}</p>`}
-    ${found?.map((request, i) => html`<${Details} key=${i} request=${request} />`)}`;
+  return html`<h1>Request <small><code>${id}</code></small></h1>
+    <p><a href="#/requests">← All requests</a></p>
+    ${problem && html`<p class=${own ? "note" : "error"} role=${own ? undefined : "alert"}>${own && "Where its time went is not known: "}${problem}</p>`}
+    ${found?.map((request, i) => html`<${Details} key=${i} request=${request} />`)}
+    ${own ? html`<${Sent} request=${own} />` : found && html`<p class="note">Bodies of requests are not kept by the server, so that only those that were sent in this tab can be replayed.</p>`}`;
 }
+
+function modelOf({ path, body }) {
+  const found = /\/models\/([^/]+)/.exec(path)?.[1];
+  if (found) return decodeURIComponent(found);
+  const named = typeof body === "string" && body.length < 1e6 ? /"(?:model|name)":\s*"((?:[^"\\]|\\.)*)"/.exec(body)?.[1] : null;
+  return named ?? "";
+}
+
+// A request of this tab in the form of those that the server lists.
+const asListed = (request) => ({ ...request, model: modelOf(request), protocol: "this tab", total_ms: request.ms, queue_ms: null, compute_ms: null });
 
 function useRequests() {
   const [listed, setListed] = useState(null);
   const [problem, setProblem] = useState(null);
   useEffect(() => {
-    const refresh = () => document.hidden || read("/console/requests").then(
+    let isDenied = false;
+    const refresh = () => document.hidden || isDenied || read("/console/requests").then(
       (value) => (setListed(value), setProblem(null)),
-      setProblem,
+      (error) => ((isDenied = error.status > 0), setProblem(error)),
     );
     refresh();
     const timer = setInterval(refresh, REFRESH_MS);
@@ -107,21 +113,56 @@ function useRequests() {
   return { listed, problem };
 }
 
+const remembered = { text: "", status: "all", protocol: "" };
+
+function matches(request, { text, status, protocol }) {
+  if (status !== "all" && (status === "errors") !== isError(request)) return false;
+  if (protocol && request.protocol !== protocol) return false;
+  return `${request.model} ${request.path} ${request.id}`.toLowerCase().includes(text.toLowerCase().trim());
+}
+
+function Filter({ rows, filter, onFilter }) {
+  const protocols = [...new Set(rows.map(({ protocol }) => protocol))].sort();
+  const open = (event) => {
+    event.preventDefault();
+    if (filter.text.trim()) location.hash = address(filter.text.trim());
+  };
+  return html`<form class="row" role="search" onSubmit=${open}>
+    <input type="search" name="id" aria-label="Search requests" placeholder="Model, path or request id" size="36" value=${filter.text} spellcheck=${false}
+      onInput=${(e) => onFilter({ text: e.target.value })} />
+    <select aria-label="Status" value=${filter.status} onChange=${(e) => onFilter({ status: e.target.value })}>
+      <option value="all">every status</option><option value="errors">errors</option><option value="good">without errors</option></select>
+    ${protocols.length > 1 && html`<select aria-label="Protocol" value=${filter.protocol} onChange=${(e) => onFilter({ protocol: e.target.value })}>
+      <option value="">every protocol</option>${protocols.map((name) => html`<option value=${name}>${name}</option>`)}</select>`}
+    <button>Find the id</button></form>`;
+}
+
 export function Requests() {
   const { listed, problem } = useRequests();
+  const [filter, setFilter] = useState(remembered);
   const [isAll, setIsAll] = useState(false);
-  const rows = listed?.requests.filter((request) => isAll || request.model || isError(request)) ?? [];
+  const kept = listed?.requests ?? [];
+  const ids = new Set(kept.map(({ id }) => id));
+  const own = new Set(sent.map(({ id }) => id));
+  const all = [...kept, ...sent.filter(({ id }) => !ids.has(id)).map(asListed)].sort((a, b) => b.time.localeCompare(a.time));
+  const candidates = all.filter((request) => isAll || request.model || isError(request));
+  const rows = candidates.filter((request) => matches(request, filter));
   const isAbsent = problem instanceof ApiError && problem.status === 404;
-  return html`<h1>Requests</h1><${Find} id="" />
+  const change = (values) => setFilter({ ...Object.assign(remembered, values) });
+  const cell = (value) => (value === null || value === undefined ? "–" : duration(value));
+  return html`<h1>Requests</h1>
     ${problem && html`<p class="error" role="alert">${isAbsent ? "This address does not list requests: see the admin port." : problem.message}</p>`}
-    ${listed?.kept === 0 && html`<p class="note">No requests are kept. Start the server with <code>--recent-requests 1000</code> to see here where their time goes.</p>`}
-    ${listed?.kept > 0 && html`<label class="inline"><input type="checkbox" checked=${isAll} onChange=${(e) => setIsAll(e.target.checked)} />
-        also requests without a model</label>
-      <div class="card scroll"><table class="models"><thead><tr><th scope="col">time</th><th scope="col">id</th><th scope="col">model</th><th scope="col">request</th>
-        <th scope="col">status</th><th scope="col">queue</th><th scope="col">compute</th><th scope="col">total</th></tr></thead>
+    ${listed?.kept === 0 && html`<p class="note">The server keeps no requests. Start it with <code>--recent-requests 1000</code> to see those of all clients here, and where their time goes.
+      ${sent.length > 0 ? "These were sent in this tab." : "Those that you send in this tab are listed as well."}</p>`}
+    ${(listed || sent.length > 0) && html`<${Filter} rows=${candidates} filter=${filter} onFilter=${change} />`}
+    ${kept.length > 0 && html`<p><label class="inline"><input type="checkbox" checked=${isAll} onChange=${(e) => setIsAll(e.target.checked)} />
+        also requests without a model</label></p>`}
+    ${rows.length > 0 && html`<div class="card scroll"><table class="models requests"><thead><tr><th scope="col">time</th><th scope="col">status</th><th scope="col">model</th><th scope="col">request</th>
+        <th scope="col" class="number">queue</th><th scope="col" class="number">compute</th><th scope="col" class="number">total</th><th scope="col">id</th></tr></thead>
       <tbody>${rows.map((request) => html`<tr key=${request.id + request.time}><td>${request.time.slice(11, 23)}</td>
-        <td><a href=${address(request.id)}><code>${request.id}</code></a></td><td>${request.model || "–"}</td><td class="reason">${request.method} ${request.path}</td>
-        <td><${Status} request=${request} /></td><td class="number">${milliseconds(request.queue_ms)}</td><td class="number">${milliseconds(request.compute_ms)}</td>
-        <td class="number">${milliseconds(request.total_ms)}</td></tr>`)}</tbody></table></div>
-      ${rows.length === 0 && html`<p class="note">None yet.</p>`}`}`;
+        <td><${Status} request=${request} /></td><td>${request.model || "–"}</td><td class="reason">${request.method} ${request.path}</td>
+        <td class="number">${cell(request.queue_ms)}</td><td class="number">${cell(request.compute_ms)}</td><td class="number">${cell(request.total_ms)}</td>
+        <td class="id"><a href=${address(request.id)}><code>${request.id}</code></a> ${own.has(request.id) && html`<span class="badge" title="Sent in this tab: it can be sent again">this tab</span>`}</td>
+        </tr>`)}</tbody></table></div>`}
+    ${listed && rows.length === 0 && html`<p class="note">${all.length > 0 ? "No request matches." : listed.kept > 0 ? "None yet." : ""}</p>`}`;
 }

@@ -8,15 +8,23 @@ const NUMPY = {
 };
 const MAX_WRITTEN = 64;
 
-const quote = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
-const python = (value) => JSON.stringify(value).replaceAll("true", "True").replaceAll("false", "False").replaceAll("null", "None");
+export const quote = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
+const NAMES = { true: "True", false: "False", null: "None" };
+
+// A value of JSON as an expression of Python.
+export function python(value) {
+  if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
+  if (typeof value === "string") return JSON.stringify(value);
+  if (value === null || typeof value !== "object") return NAMES[value] ?? String(value);
+  return `{${Object.entries(value).map(([key, v]) => `${JSON.stringify(key)}: ${python(v)}`).join(", ")}}`;
+}
 
 // NumPy's expression for an example, short for long ones.
-function array({ datatype, shape, data }) {
+export function array({ datatype, shape, data }) {
   const dtype = NUMPY[datatype];
   if (!dtype) return null;
   if (data.length > MAX_WRITTEN) return `np.ones(${python(shape).replace("[", "(").replace(/\]$/, ",)")}, np.${dtype})`;
-  const values = datatype === "BYTES" ? `[${data.map((text) => `b${JSON.stringify(text)}`).join(", ")}]` : python(data);
+  const values = datatype === "BYTES" ? `[${data.map((text) => (/^[ -~\s]*$/.test(text) ? `b${JSON.stringify(text)}` : `${JSON.stringify(text)}.encode()`)).join(", ")}]` : python(data);
   const type = dtype === "object" || dtype === "bool" ? dtype : `np.${dtype}`;
   return `np.array(${values}, ${type}).reshape(${shape.join(", ") || "()"})`;
 }
