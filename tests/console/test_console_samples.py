@@ -56,6 +56,7 @@ class Open(dragoman.Model):
 class Classifier(dragoman.Model):
     """Returns a class, and its probabilities on request."""
 
+    low = 0.25
     placement = "inline"
     inputs = (dragoman.TensorSpec("x", dragoman.FP32, (-1, 2)),)
     outputs = (
@@ -69,13 +70,22 @@ class Classifier(dragoman.Model):
 
     def infer(self, call: dragoman.Infer) -> dict[str, Any]:
         count = len(call.inputs["x"].data)
-        found = {"predict": np.ones(count, np.int64), "predict_proba": np.array([[0.25, 0.75]] * count, np.float32)}
+        found = {
+            "predict": np.ones(count, np.int64),
+            "predict_proba": np.array([[float(self.low), 1 - self.low]] * count, np.float32),
+        }
         return {name: found[name] for name in call.outputs or ("predict",)}
+
+
+class Sure(Classifier):
+    """Returns probabilities that could be indices of classes."""
+
+    low = 0.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def browser(chromium: Any) -> Any:
-    async with dragoman.Server(Photo, Wave, Open, Classifier, **DEFAULTS) as server:
+    async with dragoman.Server(Photo, Wave, Open, Classifier, Sure, **DEFAULTS) as server:
         yield await open_page(chromium, str(server.http_url))
 
 
@@ -104,9 +114,10 @@ async def test_what_is_typed_replaces_the_example(browser: Any) -> None:
     await browser.page.wait_for_selector("text=expected shape [-1, 16000]")
 
 
-async def test_probabilities_with_class_names_are_requested(browser: Any) -> None:
-    await browser.open("/#/models/Classifier")
+@pytest.mark.parametrize(("model", "share"), [("Classifier", "75.0 %"), ("Sure", "100 %")])
+async def test_probabilities_with_class_names_are_requested(browser: Any, model: str, share: str) -> None:
+    await browser.open(f"/#/models/{model}")
     await browser.press("Run")
-    await browser.page.wait_for_selector("section[aria-label='Output predict_proba'] >> text=75.0 %")
+    await browser.page.wait_for_selector(f"section[aria-label='Output predict_proba'] >> text={share}")
     assert await browser.page.locator("section.output h2 code").all_inner_texts() == ["predict", "predict_proba"]
     assert "dog" in await browser.panel()

@@ -111,6 +111,29 @@ async def test_the_first_size_that_runs_is_the_example(placement: Placement, cap
     assert not [each for each in caplog.records if each.levelno > logging.INFO], "failures of a trial are expected"
 
 
+class Sound(Picture):
+    """Takes pieces of 512 samples at 16 kHz, as detectors of speech do."""
+
+    inputs = (TensorSpec("x", FP32, (-1, -1)), TensorSpec("sr", INT64, ()))
+    outputs = (TensorSpec("y", FP32, (-1, 1)),)
+
+    def infer(self, call: Infer) -> Any:
+        x, rate = call.inputs["x"].data, int(call.inputs["sr"].data)
+        if rate != 16_000 or x.shape[-1] != 512:
+            raise RuntimeError(f"expected 512 samples at 16 kHz, got {x.shape[-1]} at {rate} Hz")
+        return x[:, :1]
+
+
+async def test_a_sample_rate_is_that_of_speech() -> None:
+    async with open_engine(Sound) as engine:
+        inputs = only(engine).example
+        assert inputs is not None
+        assert {name: (t.shape, set(t.data.flat)) for name, t in inputs.items()} == {
+            "x": ((1, 512), {1.0}),
+            "sr": ((), {16_000}),
+        }
+
+
 async def test_a_model_that_answers_no_example_is_ready_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     async with open_engine(Refuses) as engine:
         deployment = only(engine)

@@ -52,7 +52,7 @@ from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache, cache_families
 from dragoman.engine.scheduled_batching import ScheduledBatcher
 from dragoman.engine.sequence_pool import SequencePool, start_pool
-from dragoman.engine.shipped import read_shipped
+from dragoman.engine.shipped import Shipped, read_shipped
 from dragoman.engine.trial import NOT_TRIED, Trial, distributions, outputs_of, try_model
 from dragoman.engine.warmup import LoadedReplicas, check_protocols, read_labels, warm_up
 from dragoman.system.call_times import CallTimes
@@ -148,8 +148,7 @@ class Deployment:
             with observe_steps(partial(setattr, self, "step")):
                 pool, loaded = await self._load()
                 binder = Binder(loaded, self.spec.name)
-                trial = await self._try(pool, loaded, binder)
-                shipped = await asyncio.to_thread(read_shipped, self.spec, loaded)
+                trial, shipped = await self._try(pool, loaded, binder)
         except BaseException as error:
             self.state, self.reason = "UNAVAILABLE", str(error) or type(error).__name__
             self.retries = isinstance(error, NotReady)
@@ -176,8 +175,8 @@ class Deployment:
         self.state, self.reason = "READY", ""
         self._on_change()
 
-    async def _try(self, pool: Pool, loaded: Loaded, binder: Binder) -> Trial:
-        """Answer the warm-up requests, else an example; return the first one that is answered.
+    async def _try(self, pool: Pool, loaded: Loaded, binder: Binder) -> tuple[Trial, Shipped]:
+        """Answer the warm-up requests, else an example; return the first one that is answered, and what is shipped.
 
         Raises the errors of warm-up. A model that calls load again and again is tried until it has an example.
         """
@@ -185,13 +184,19 @@ class Deployment:
         try:
             if self.spec.warmup:
                 first = await warm_up(model)
-                return NOT_TRIED if first is None else Trial(first[0].inputs, outputs_of(first[1]))
-            if self.example is not None:
-                return NOT_TRIED
-            return await try_model(model)
+                trial = NOT_TRIED if first is None else Trial(first[0].inputs, outputs_of(first[1]))
+            else:
+                trial = NOT_TRIED if self.example is not None else await try_model(model)
+            return trial, await self._read_shipped(loaded)
         except BaseException:
             await pool.close()
             raise
+
+    async def _read_shipped(self, loaded: Loaded) -> Shipped:
+        """Return what the files beside the model say of it, which an object in memory has none of."""
+        if self.spec.target is not None:
+            return Shipped(loaded.description)
+        return await asyncio.to_thread(read_shipped, self.spec, loaded)
 
     def _correct(self, outputs: Tensors, inputs: Tensors | None = None) -> Loaded:
         """Correct the metadata by outputs that the model has returned, for these inputs; return what is loaded.

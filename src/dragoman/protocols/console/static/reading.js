@@ -40,7 +40,8 @@ export function scoresOf({ name, datatype, shape, data }, { names = null, declar
 
 // The names of the classes whose indices a tensor holds, one an element; null if it does not hold such indices.
 // `isLabelled` says that the names were given for this output, not for another one.
-export function classesOf({ name, shape, data }, { names = null, isLabelled = false } = {}) {
+export function classesOf({ name, datatype, shape, data }, { names = null, isLabelled = false } = {}) {
+  if (/FP|BF/.test(datatype) && shape.at(-1) === names?.length) return null; // a score of each class
   if (!names || !(isLabelled || CLASS_NAME.test(name)) || shape.filter((n) => n !== 1).length > 1) return null;
   const found = (data ?? []).flat(Infinity).map((v) => (typeof v === "string" ? undefined : names[Number(v)]));
   return found.length > 0 && found.every((text) => text !== undefined) ? found : null;
