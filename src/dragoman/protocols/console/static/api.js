@@ -31,8 +31,11 @@ export class ApiError extends Error {
   }
 }
 
+const LONG_INTEGER = /(?<![.\d])\d{16}/;
+
 // Integers beyond 2^53 become BigInt, since a number would change them. Older browsers lack `context`: they round.
 export function parseJson(text) {
+  if (!LONG_INTEGER.test(text)) return JSON.parse(text); // several times as fast
   return JSON.parse(text, (_, value, context) =>
     typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "")
       ? BigInt(context.source)

@@ -47,13 +47,15 @@ export async function decode(encoded, rate, name) {
 
 export async function readSound(file, rate) {
   const encoded = await file.arrayBuffer();
-  return { name: file.name, encoded, rate, from: 0, samples: await decode(encoded, rate, file.name) };
+  return { name: file.name, encoded, rate, from: 0, most: 0, samples: await decode(encoded, rate, file.name) };
 }
 
-// The samples that are sent: from a second on, cut to the length that the shape declares or filled with silence.
-export function sentSamples({ samples, from, rate }, { shape }) {
+// The samples that are sent: from a second on, at most `most` if that is not 0, cut to the length that the shape declares or
+// filled with silence.
+export function sentSamples({ samples, from, rate, most }, { shape }) {
   const length = shape[sampleAxis(shape)];
-  const cut = samples.subarray(Math.min(samples.length, Math.round(from * rate)));
+  const first = Math.min(samples.length, Math.round(from * rate));
+  const cut = samples.subarray(first, most > 0 ? first + most : samples.length);
   if (length < 0) return cut;
   const found = new Float32Array(length);
   found.set(cut.subarray(0, length));
@@ -131,7 +133,9 @@ export function Sound({ field, onChange }) {
     <p class="note">${sound.name}: ${samples.length} samples, ${(samples.length / sound.rate).toFixed(2)} s of ${(sound.samples.length / sound.rate).toFixed(2)} s</p>
     <div class="choices"><label>samples a second (Hz) <input type="number" min=${MIN_RATE} max=${MAX_RATE} value=${sound.rate}
         onInput=${(e) => e.target.valueAsNumber >= MIN_RATE && setRate(Math.round(e.target.valueAsNumber))} /></label>
-      <label>from second <input type="number" min="0" step="any" value=${sound.from} onInput=${(e) => e.target.valueAsNumber >= 0 && onChange({ sound: { ...sound, from: e.target.valueAsNumber } })} /></label></div>`;
+      <label>from second <input type="number" min="0" step="any" value=${sound.from} onInput=${(e) => e.target.valueAsNumber >= 0 && onChange({ sound: { ...sound, from: e.target.valueAsNumber } })} /></label>
+      ${field.shape[sampleAxis(field.shape)] < 0 && html`<label>samples at most <input type="number" min="1" placeholder="all" value=${sound.most || ""}
+        onInput=${(e) => onChange({ sound: { ...sound, most: Math.max(0, Math.round(e.target.valueAsNumber || 0)) } })} /></label>`}</div>`;
 }
 
 // A button that records from the microphone. `onFile` gets the file.

@@ -20,7 +20,7 @@ function Box({ box, photo, name, isFaint }) {
   };
   const isHigh = box.y0 < photo.height * 0.06; // no room for the name above
   return html`<div class=${isFaint ? "box faint" : "box"} style=${style}>
-    <span class=${isHigh ? "inside" : ""} style=${{ background: color, color: inkOn(color) }}>${name} ${percent(box.score)}</span></div>`;
+    <span class=${`${isHigh ? "inside" : ""} ${box.x0 > photo.width * 0.7 ? "left" : ""}`} style=${{ background: color, color: inkOn(color) }}>${name} ${percent(box.score)}</span></div>`;
 }
 
 function Choice({ label, value, options, onChange }) {

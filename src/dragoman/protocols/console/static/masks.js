@@ -99,21 +99,31 @@ function Controls({ count, at, onAt, sent, opacity, onOpacity, children }) {
       ${Array.from({ length: count }, (_, i) => html`<option value=${i}>${i + 1}</option>`)}</select></label>`}</div>`;
 }
 
+// Whether a pixel lies on the photo, not beside it in a letterbox.
+function isOnPhoto(pixel, { width, height }, sent) {
+  if (!sent) return true;
+  const { place, photo } = sent;
+  const x = (((pixel % width) + 0.5) * sent.width) / width - place.x;
+  const y = ((Math.floor(pixel / width) + 0.5) * sent.height) / height - place.y;
+  return x >= 0 && y >= 0 && x <= photo.width * place.scaleX && y <= photo.height * place.scaleY;
+}
+
 export function Mask({ title, mask, sent, names }) {
   const [at, setAt] = useState(0);
   const [opacity, setOpacity] = useState(0.55);
   const classes = useMemo(() => mask.classes(at), [mask, at]);
   const counts = useMemo(() => {
     const found = new Map();
-    for (const k of classes) found.set(k, (found.get(k) ?? 0) + 1);
+    classes.forEach((k, p) => isOnPhoto(p, mask, sent[at]) && found.set(k, (found.get(k) ?? 0) + 1));
     return [...found].sort((a, b) => b[1] - a[1]);
   }, [classes]);
+  const total = counts.reduce((sum, [, count]) => sum + count, 0);
   // Class 0 is mostly the background: the photo shows through.
   const picture = useMemo(() => rgbaOf(mask.width, mask.height, (p) => (classes[p] === 0 && sent[at] ? null : rgbOf(classColor(classes[p])))), [classes]);
   return html`<${Controls} count=${mask.n} at=${at} onAt=${setAt} sent=${sent[at]} opacity=${opacity} onOpacity=${setOpacity} />
     <${Layer} picture=${picture} sent=${sent[at]} opacity=${opacity} label=${`${title}: ${counts.length} classes`} />
     <ul class="legend-list">${counts.slice(0, MAX_LISTED).map(([k, count]) => html`<li><svg class="swatch" viewBox="0 0 12 12" aria-hidden="true">
-      <rect width="12" height="12" fill=${k === 0 && sent[at] ? "none" : classColor(k)} stroke="currentColor" /></svg> ${names?.[k] ?? `class ${k}`} <small>${percent(count / classes.length)}</small></li>`)}</ul>
+      <rect width="12" height="12" fill=${k === 0 && sent[at] ? "none" : classColor(k)} stroke="currentColor" /></svg> ${names?.[k] ?? `class ${k}`} <small>${percent(count / total)}</small></li>`)}</ul>
     ${counts.length > MAX_LISTED && html`<p class="note">The ${MAX_LISTED} largest of ${counts.length} classes.</p>`}`;
 }
 

@@ -87,7 +87,7 @@ function toTensor(field) {
 
 function Text({ field, id, onChange }) {
   return html`<label for=${id}>values: rows of a table, or JSON</label>
-    <textarea id=${id} rows="4" spellcheck=${false} value=${field.text} placeholder=${placeholderOf(field.sample)} onInput=${(e) => onChange({ text: e.target.value })}></textarea>
+    <textarea id=${id} rows=${field.shape.length === 0 ? 1 : 4} spellcheck=${false} value=${field.text} placeholder=${placeholderOf(field.sample)} onInput=${(e) => onChange({ text: e.target.value })}></textarea>
     <label class="inline">shape <input size="12" placeholder="from the values" value=${field.typedShape}
       onInput=${(e) => onChange({ typedShape: e.target.value })} /></label>`;
 }
@@ -122,9 +122,9 @@ function Field({ field, id, rate, onChange }) {
   const isEmptyPhoto = field.isPhoto && field.pictures.length === 0;
   const kinds = field.takesSound === "yes" ? "A sound or a table" : field.datatype === "BYTES" ? "A file" : "A table";
   const invitation = isEmptyPhoto ? "Drop a picture here, paste it, or choose a file" : field.isPhoto ? "Other pictures" : `${kinds} from disk, or drop here`;
-  const chooser = html`<label class=${isEmptyPhoto ? "file drop" : "file"}>${invitation} <input type="file" multiple=${field.isPhoto}
+  const chooser = html`<div class="row"><label class=${isEmptyPhoto ? "file drop" : "file"}>${invitation} <input type="file" multiple=${field.isPhoto}
     onChange=${(e) => e.target.files.length > 0 && use(e.target.files)} /></label>
-    ${field.takesSound === "yes" && html`<${Recorder} onFile=${(file) => use([file])} onProblem=${(problem) => onChange({ problem })} />`}`;
+    ${field.takesSound === "yes" && html`<${Recorder} onFile=${(file) => use([file])} onProblem=${(problem) => onChange({ problem })} />`}</div>`;
   return html`<fieldset class=${isOver ? "over" : ""} onDragOver=${over} onDragLeave=${() => setIsOver(false)} onDrop=${drop} onPaste=${paste}>
     <legend>${field.name} <small>${field.datatype} ${field.anyRank ? "any shape" : `[${field.shape.join(", ")}]`}</small></legend>
     ${field.isOptional && html`<label class="inline"><input type="checkbox" checked=${field.isSent}
