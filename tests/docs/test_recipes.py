@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from e2e.forked_process import TEXT
@@ -20,6 +21,32 @@ _BLOCK = re.compile(r"(?:`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```", re.S | re.M)
 _TEXT = ("chat-with-tools", "embeddings-for-rag", "smollm2-on-a-laptop")
 # Packages that a recipe installs and the tests do without.
 _NEEDS = {"score-a-parquet-file": "pyarrow"}
+
+
+def write_detector(folder: Path) -> None:
+    """Write a stand-in for an exported YOLO, which finds the same dog twice in any picture, and a photo."""
+    import onnx
+    from onnx import helper, numpy_helper
+    from PIL import Image
+
+    found = np.zeros((1, 84, 8400), np.float32)
+    found[0, :4, :2] = [[320, 322], [320, 318], [200, 204], [100, 100]]
+    found[0, 4 + 16, :2] = 0.9, 0.8
+    nodes = [
+        helper.make_node("ReduceSum", ["images"], ["sum"], keepdims=0),
+        helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
+        helper.make_node("Add", ["found", "nothing"], ["output0"]),
+    ]
+    constants = [numpy_helper.from_array(found, "found"), numpy_helper.from_array(np.float32(0), "zero")]
+    inputs = [helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, [1, 3, 640, 640])]
+    outputs = [helper.make_tensor_value_info("output0", onnx.TensorProto.FLOAT, [1, 84, 8400])]
+    graph = helper.make_graph(nodes, "yolo", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    helper.set_model_props(
+        model, {"task": "detect", "names": str({i: "dog" if i == 16 else f"kind {i}" for i in range(80)})}
+    )
+    onnx.save(model, folder / "yolov8n.onnx")
+    Image.new("RGB", (640, 640), "grey").save(folder / "photo.jpg")
 
 
 class Reader:
@@ -86,6 +113,8 @@ def reader(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Reader]:
     name = request.node.callspec.id
     pytest.importorskip(_NEEDS.get(name, "numpy"))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    if name == "yolo-with-the-console":
+        write_detector(tmp_path)
     reader = Reader(tmp_path, TEXT if name in _TEXT else ())
     yield reader
     reader.stop()
