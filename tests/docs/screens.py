@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,8 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from sklearn.datasets import load_digits, load_iris, load_sample_image
 
+import dragoman
 from docs.first_hour import CHROMIUM
+from dragoman.client import picture
 from dragoman_demo import language_model
 from e2e.server_process import ServerProcess
 from real_models.files import default_cache, fetch, read_list
@@ -212,7 +215,6 @@ def draw_pictures(studio: Studio) -> bytes:
 def draw_sign() -> bytes:
     """Return a photo of scikit-learn with words on it."""
     from PIL import ImageDraw, ImageFont
-    from sklearn.datasets import load_sample_image
 
     image = Image.fromarray(load_sample_image("china.jpg")).crop((0, 0, 640, 416))
     font = ImageFont.truetype("DejaVuSans-Bold.ttf", 44)
@@ -239,7 +241,7 @@ def draw_live(studio: Studio) -> bytes:
         with ThreadPoolExecutor(2) as pool:
             runs = [pool.submit(studio.run, bench.format(*load)) for load in (("iris", 80), ("banana", 40))]
             page.wait_for_timeout(8000)
-            studio.run(COMMANDS[1])
+            studio.run(CHAT)
             [run.result() for run in runs]
         return bytes(page.screenshot())
 
@@ -253,83 +255,111 @@ def draw_graph(studio: Studio) -> bytes:
         return bytes(page.screenshot(full_page=True))
 
 
-# --- the first screen -------------------------------------------------------------------------------------
+# --- terminal and notebook --------------------------------------------------------------------------------
 
-_COMPOSITION = """<!doctype html><meta charset="utf-8"><style>
-  body {{ margin: 0; background: {back}; font: 13px/1.45 'DejaVu Sans Mono', monospace; width: 1280px; }}
-  main {{ display: grid; grid-template-columns: 600px 620px; gap: 20px; padding: 20px; align-items: start; }}
+_STYLE = """<!doctype html><meta charset="utf-8"><style>
+  body {{ margin: 0; background: {back}; font: 13px/1.45 'DejaVu Sans Mono', monospace; color: {ink}; }}
+  main {{ padding: 20px; }}
   .window {{ border: 1px solid {line}; border-radius: 10px; overflow: hidden; background: {paper}; }}
   .bar {{ height: 26px; background: {bar}; display: flex; align-items: center; gap: 7px; padding-left: 12px; }}
   .bar i {{ width: 10px; height: 10px; border-radius: 5px; background: {line}; }}
   .bar b {{ font: 12px 'DejaVu Sans', sans-serif; color: {faint}; margin-left: 8px; }}
   img {{ display: block; width: 100%; }}
-  pre {{ margin: 0; height: 290px; padding: 12px 14px; white-space: pre-wrap; font: inherit; color: {ink}; }}
+  pre {{ margin: 0; padding: 12px 14px; white-space: pre-wrap; font: inherit; overflow: hidden; }}
   pre b {{ color: {accent}; font-weight: 600; }}
+  .columns {{ display: grid; grid-template-columns: 600px 620px; gap: 20px; align-items: start; }}
   .column {{ display: grid; gap: 20px; }}
-</style><main>
-<div class="column">
-  <div class="window"><div class="bar"><i></i><i></i><i></i><b>terminal</b></div><pre>{text}</pre></div>
-  <div class="window"><div class="bar"><i></i><i></i><i></i><b>127.0.0.1:8080, iris</b></div>
-    <img src="{classifier}"></div>
-</div>
-<div class="window"><div class="bar"><i></i><i></i><i></i><b>127.0.0.1:8080, smollm2</b></div><img src="{chat}"></div>
-</main>"""
-_LIGHT = {
-    "back": "#eef1f5",
-    "line": "#c9ced6",
-    "paper": "#ffffff",
-    "bar": "#e3e7ed",
-    "faint": "#5a6370",
-    "ink": "#1c2330",
-    "accent": "#1a5fb4",
-}
-_DARK = {
-    "back": "#0d1117",
-    "line": "#3a424e",
-    "paper": "#161b22",
-    "bar": "#21262d",
-    "faint": "#9aa4b2",
-    "ink": "#d7dee8",
-    "accent": "#7ab7ff",
-}
-COMMANDS = (
-    "dragoman infer http://127.0.0.1:8080 iris 5.1,3.5,1.4,0.2",
-    f'dragoman chat http://127.0.0.1:8080 --message "{QUESTION}" --temperature 0',
-)
+  .cell {{ background: {bar}; padding: 8px 14px; margin-top: 12px; white-space: pre-wrap; }}
+  .output {{ font: 14px 'DejaVu Sans', sans-serif; padding: 8px 14px; }}
+</style><main>"""
+_LIGHT = {"back": "#eef1f5", "line": "#c9ced6", "paper": "#ffffff", "bar": "#e3e7ed"}
+_LIGHT |= {"faint": "#5a6370", "ink": "#1c2330", "accent": "#1a5fb4"}
+_DARK = {"back": "#0d1117", "line": "#3a424e", "paper": "#161b22", "bar": "#21262d"}
+_DARK |= {"faint": "#9aa4b2", "ink": "#d7dee8", "accent": "#7ab7ff"}
+CHAT = f'dragoman chat http://127.0.0.1:8080 --message "{QUESTION}" --temperature 0'
 
 
-def terminal_text(studio: Studio) -> str:
-    """Return commands and what they print, as HTML: the start of the server, a classification and a chat."""
-    shown = ["smollm2", "iris", "celsius", "banana"]
-    table = [
-        line for line in studio.server.log().splitlines() if re.match(r"  (model|" + "|".join(shown) + r") ", line)
-    ]
-    parts = ["<b>$ dragoman serve models/</b>", *(html.escape(line) for line in table), ""]
-    for command in COMMANDS:
-        parts += [f"<b>$ {html.escape(command)}</b>", html.escape(studio.run(command).rstrip()), ""]
-    return "\n".join(parts)
+def window(title: str, body: str) -> str:
+    return f'<div class="window"><div class="bar"><i></i><i></i><i></i><b>{title}</b></div>{body}</div>'
+
+
+def start_of(studio: Studio, models: Sequence[str]) -> str:
+    """Return the command that serves, and the rows of some models in the table that it prints."""
+    first = "|".join(("model", *models))
+    rows = [line for line in studio.server.log().splitlines() if re.match(rf"  ({first}) ", line)]
+    return "\n".join(["<b>$ dragoman serve models/</b>", *map(html.escape, rows), "", ""])
+
+
+def transcript(studio: Studio, *commands: str) -> str:
+    """Return commands and what they print, as HTML."""
+    return "\n".join(f"<b>$ {html.escape(each)}</b>\n{html.escape(studio.run(each).rstrip())}\n" for each in commands)
+
+
+def draw_composition(studio: Studio, width: int, scheme: str, body: str) -> bytes:
+    with studio.page("/", width, 800, scheme) as page:
+        page.goto("about:blank")
+        page.set_content(_STYLE.format(**(_DARK if scheme == "dark" else _LIGHT)) + body)
+        page.wait_for_timeout(300)
+        return bytes(page.locator("main").screenshot())
+
+
+@screen("terminal")
+def draw_terminal(studio: Studio) -> bytes:
+    url = "http://127.0.0.1:8080"
+    text = start_of(studio, ("smollm2", "iris", "celsius", "banana", "posterior"))
+    text += transcript(
+        studio,
+        f"dragoman infer {url} iris 5.1,3.5,1.4,0.2",
+        f"dragoman infer {url} celsius 32,212",
+        CHAT,
+    )
+    return draw_composition(studio, 900, "light", window("terminal", f"<pre>{text}</pre>"))
+
+
+@screen("notebook")
+def draw_notebook(studio: Studio) -> bytes:
+    """Draw cells of a notebook with what they show."""
+    code = (
+        f'client = dragoman.Client("{studio.url}")\nclient.infer("iris", flowers.iloc[[0, 50]], cast=True)  # a DataFrame of float64',
+        'client.infer("digits", picture(image, channels=1, scale=1 / 255))',
+    )
+    scope: dict[str, Any] = {"dragoman": dragoman, "picture": picture, "flowers": load_iris(as_frame=True).data}
+    scope["image"] = Image.fromarray((load_digits().images[3] * 15.9).astype("uint8"))
+    cells = []
+    for text in code:
+        *before, last = text.splitlines()
+        exec("\n".join(before), scope)
+        shown = eval(last, scope)._repr_html_()
+        cells.append(f'<div class="cell">{html.escape(text)}</div><div class="output">{shown}</div>')
+    body = "".join(cells).replace(html.escape(studio.url), "http://127.0.0.1:8080")
+    scope["client"].close()
+    return draw_composition(studio, 900, "light", window("notebook", body))
+
+
+# --- the first screen -------------------------------------------------------------------------------------
 
 
 def draw_first(studio: Studio, scheme: str) -> bytes:
-    def url(png: bytes) -> str:
-        return "data:image/png;base64," + base64.b64encode(png).decode()
+    def image(png: bytes) -> str:
+        return f'<img src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
-    with studio.page("/#/models/iris", 600, 400, scheme) as page:
+    with studio.page("/#/models/iris", 600, 318, scheme) as page:
         run_example(page, "5.1, 3.5, 1.4, 0.2")
-        page.get_by_role("tabpanel").get_by_text("probabilities").first.scroll_into_view_if_needed()
+        page.get_by_label("Output label").evaluate("(e) => scrollBy(0, e.getBoundingClientRect().top - 16)")
         mask_times(page)
         classifier = bytes(page.screenshot())
-    with studio.page("/#/models/smollm2", 620, 734, scheme) as page:
+    with studio.page("/#/models/smollm2", 620, 792, scheme) as page:
         ask(page, QUESTION)
+        ask(page, "What is the capital of France?")
         mask_times(page)
         chat = bytes(page.screenshot())
-    with studio.page("/", 1280, 800, scheme) as page:
-        page.goto("about:blank")
-        colors = _DARK if scheme == "dark" else _LIGHT
-        text = terminal_text(studio)
-        page.set_content(_COMPOSITION.format(**colors, text=text, classifier=url(classifier), chat=url(chat)))
-        page.wait_for_timeout(300)
-        return bytes(page.locator("main").screenshot())
+    text = start_of(studio, ("smollm2", "iris", "celsius", "banana"))
+    text += transcript(studio, "dragoman infer http://127.0.0.1:8080 iris 5.1,3.5,1.4,0.2", CHAT)
+    left = window("terminal", f'<pre style="height: 400px">{text}</pre>')
+    left += window("127.0.0.1:8080, iris", image(classifier))
+    right = window("127.0.0.1:8080, smollm2", image(chat))
+    columns = f'<div class="columns"><div class="column">{left}</div>{right}</div>'
+    return draw_composition(studio, 1280, scheme, columns)
 
 
 @screen("first-screen")
@@ -392,9 +422,9 @@ def main() -> int:
         studio = open_studio(stack)
         for name in names:
             start_s = time.monotonic()
-            picture = shrink(SCREENS[name](studio), COLORS.get(name, 64))
-            (arguments.folder / f"{name}.png").write_bytes(picture)
-            print(f"{time.monotonic() - start_s:5.1f} s  {len(picture) // 1000:4} kB  {name}.png", flush=True)
+            png = shrink(SCREENS[name](studio), COLORS.get(name, 64))
+            (arguments.folder / f"{name}.png").write_bytes(png)
+            print(f"{time.monotonic() - start_s:5.1f} s  {len(png) // 1000:4} kB  {name}.png", flush=True)
     return 0
 
 
