@@ -320,7 +320,8 @@ def draw_terminal(studio: Studio) -> bytes:
 def draw_notebook(studio: Studio) -> bytes:
     """Draw cells of a notebook with what they show."""
     code = (
-        f'client = dragoman.Client("{studio.url}")\nclient.infer("iris", flowers.iloc[[0, 50]], cast=True)  # a DataFrame of float64',
+        f'client = dragoman.Client("{studio.url}")\n'
+        'client.infer("iris", flowers.iloc[[0, 50]], cast=True)  # a DataFrame of float64',
         'client.infer("digits", picture(image, channels=1, scale=1 / 255))',
     )
     scope: dict[str, Any] = {"dragoman": dragoman, "picture": picture, "flowers": load_iris(as_frame=True).data}
@@ -348,14 +349,15 @@ def draw_first(studio: Studio, scheme: str) -> bytes:
         page.get_by_label("Output label").evaluate("(e) => scrollBy(0, e.getBoundingClientRect().top - 16)")
         mask_times(page)
         classifier = bytes(page.screenshot())
-    with studio.page("/#/models/smollm2", 620, 792, scheme) as page:
+    with studio.page("/#/models/smollm2", 620, 858, scheme) as page:
         ask(page, QUESTION)
         ask(page, "What is the capital of France?")
         mask_times(page)
         chat = bytes(page.screenshot())
     text = start_of(studio, ("smollm2", "iris", "celsius", "banana"))
-    text += transcript(studio, "dragoman infer http://127.0.0.1:8080 iris 5.1,3.5,1.4,0.2", CHAT)
-    left = window("terminal", f'<pre style="height: 400px">{text}</pre>')
+    infer = "dragoman infer http://127.0.0.1:8080"
+    text += transcript(studio, f"{infer} iris 5.1,3.5,1.4,0.2", f"{infer} celsius 32,212", CHAT)
+    left = window("terminal", f'<pre style="height: 466px">{text}</pre>')
     left += window("127.0.0.1:8080, iris", image(classifier))
     right = window("127.0.0.1:8080, smollm2", image(chat))
     columns = f'<div class="columns"><div class="column">{left}</div>{right}</div>'
