@@ -49,7 +49,11 @@ CASES: Mapping[str, tuple[str, int, str]] = {
     "missing key file": ("keys list --file no.toml", 2, "dragoman: key file 'no.toml' cannot be read: No such file"),
     "missing graph": ("graph nowhere", 2, "dragoman: 'nowhere' not found: expected a graph file"),
     "no server to measure": ("bench http://127.0.0.1:1 m", 2, "answers at http://127.0.0.1:1: Connection refused"),
-    "missing package": ("infer grpc://127.0.0.1:1 m 1", 2, "needs the package 'grpcio': pip install 'dragoman[grpc]'"),
+    "no gRPC server": (
+        "infer grpc://127.0.0.1:1 m 1",
+        2,
+        "dragoman: cannot reach grpc://127.0.0.1:1: Connection refused",
+    ),
     "missing folder": ("doctor nowhere", 2, "dragoman: 'nowhere' is not a folder"),
 }
 

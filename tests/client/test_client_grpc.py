@@ -8,15 +8,19 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dragoman
 from client.client_servers import ClientKind, LoopThread
 from dragoman import Tensor, errors
+from dragoman.client.http2 import Http2Parser, NotProcessed
 from dragoman.formats import grpc_messages as m
 from dragoman.formats.http2 import frames
 from dragoman.formats.http2.fields import encode_fields
@@ -32,8 +36,8 @@ KINDS = pytest.mark.parametrize("client_kind", ["blocking", "asyncio"])
 def answer(request: Any) -> Any:
     """Return a response with the input as output."""
     response = m.ModelInferResponse(model_name=request.model_name, model_version="1", id=request.id)
-    for given in request.inputs:
-        response.outputs.add(name=given.name, datatype=given.datatype, shape=given.shape)
+    for each in request.inputs:
+        response.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
     response.raw_output_contents.extend(request.raw_input_contents)
     return response
 
@@ -476,3 +480,91 @@ def test_an_idle_connection_keeps_no_message_in_memory(
             assert tracemalloc.get_traced_memory()[0] < array.nbytes / 4
         finally:
             tracemalloc.stop()
+
+
+@KINDS
+def test_windows_are_opened_again_after_much_data(
+    loop_thread: LoopThread, client_kind: ClientKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.client.http2._REFILL", 5000)
+    updates: list[tuple[int, int]] = []
+
+    def script(peer: Peer) -> None:
+        peer.send(SETTINGS)
+        for stream in (1, 3):
+            peer.request()
+            peer.send(headers(HEADERS, stream=stream), data(message(b""), stream=stream))
+            peer.send(data(message(bytes(6000)), stream=stream))
+            while not {(0, 6010), (stream, 6010)} <= {*updates}:
+                kind, _, number, payload = peer.frame()
+                if kind == frames.WINDOW_UPDATE:
+                    updates.append((number, int.from_bytes(payload, "big")))
+            peer.send(headers([(b"grpc-status", b"5")], stream=stream, ended=True))
+
+    with scripted(script) as url, loop_thread.client(client_kind, url, timeout_s=10) as client:
+        for _ in range(2):
+            with pytest.raises(errors.ModelNotFound):
+                client.infer("m", X)
+
+
+# --- any bytes -----------------------------------------------------------------------------------------------------
+
+LONG = (
+    SETTINGS
+    + headers([*HEADERS, (b"x-text", b"a" * 50)])
+    + data(message(bytes(range(256)) * 200))
+    + frame(frames.PING, 0, 0, b"12345678")
+    + data(message()[:3])
+    + data(message()[3:])
+    + headers(OK, ended=True)
+)
+
+
+def parsed(received: bytes, cuts: list[int]) -> tuple[list[bytes], dict[str, str], bool]:
+    """Return messages, trailers and `done` of a response that arrives in pieces."""
+    parser = Http2Parser().next(streams=False)
+    parser.start([(b":method", b"POST")], b"", is_compressed=False)
+    parser.body()
+    found: list[bytes] = []
+    for begin, end in pairwise([0, *sorted(cuts), len(received)]):
+        at = begin
+        while at < end:
+            buffer = parser.buffer()
+            size = min(len(buffer), end - at)
+            buffer[:size] = received[at : at + size]
+            parser.bytes_received(size)
+            at += size
+            found += map(bytes, parser.messages())
+    return found, parser.trailers, parser.done
+
+
+@settings(max_examples=100, deadline=None)
+@given(cuts=st.lists(st.integers(0, len(LONG)), max_size=12))
+def test_a_response_may_arrive_in_any_pieces(cuts: list[int]) -> None:
+    assert parsed(LONG, cuts) == ([bytes(range(256)) * 200, BODY], {"grpc-status": "0"}, True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(at=st.integers(0, len(LONG) - 1), byte=st.integers(0, 255), cuts=st.lists(st.integers(0, len(LONG)), max_size=4))
+def test_damaged_responses_raise_only_errors_of_the_server(at: int, byte: int, cuts: list[int]) -> None:
+    with suppress(errors.ServerError, NotProcessed):
+        parsed(LONG[:at] + bytes([byte]) + LONG[at + 1 :], cuts)
+
+
+def test_a_length_is_only_a_claim() -> None:
+    tracemalloc.start()
+    try:
+        parsed(headers(HEADERS) + data(b"\0\xff\xff\xff\xff" + bytes(100)), [])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 23
+    finally:
+        tracemalloc.stop()
+
+
+@KINDS
+@pytest.mark.parametrize("count", [131_071, 131_072, 131_073, 524_288, 700_000])
+def test_messages_that_grow(
+    library: tuple[str, Library], loop_thread: LoopThread, client_kind: Any, count: int
+) -> None:
+    array = np.random.default_rng(count).random(count)
+    with loop_thread.client(client_kind, library[0]) as client:
+        np.testing.assert_array_equal(client.infer("m", {"x": Tensor.of(array)})["x"], array)

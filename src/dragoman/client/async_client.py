@@ -27,7 +27,7 @@ class AsyncClient(ClientBase):
         await self.close()
 
     async def close(self) -> None:
-        """Close idle connections; over REST the client can still be used."""
+        """Close idle connections; the client can still be used."""
         await self._calls.close()
 
     # --- inference -----------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Client(ClientBase):
         self.close()
 
     def close(self) -> None:
-        """Close idle connections; over REST the client can still be used."""
+        """Close idle connections; the client can still be used."""
         run_blocking(self._calls.close())
 
     # --- inference -----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ PREFIX_BYTES = 5
 _CHUNK = 1 << 16
 _DIRECT = 1 << 14  # performance only: longer rests of a message are received in place
 _LARGEST_CONTROL = 1 << 20
-_LARGEST_MESSAGE = 1 << 32
+_FIRST_PART = 1 << 20  # of a message's memory, which grows as it arrives: a length is only a claim
 _MAX_HEADER_BYTES = 1 << 18
 _REFILL = 1 << 30
 _LAST_STREAM = frames.NUMBER - 2
@@ -102,7 +102,7 @@ class Http2Parser:
         self._frame_ends = False
         self._prefix = bytearray()
         self._message: bytearray | None = None
-        self._at = 0
+        self._at = self._length = 0
         self._is_direct = False
 
     # --- the request -------------------------------------------------------------------------------------------
@@ -155,6 +155,7 @@ class Http2Parser:
 
     def buffer(self) -> memoryview:
         """Return the buffer for the next bytes; those of a large message are received in place."""
+        self._grow_message()
         left = min(self._frame_left, 0 if self._message is None else len(self._message) - self._at)
         self._is_direct = left > _DIRECT
         if self._is_direct and self._message is not None:
@@ -329,9 +330,10 @@ class Http2Parser:
                 self._prefix += data[at : min(stop, at + needed)]
                 at = min(stop, at + needed)
                 if len(self._prefix) == PREFIX_BYTES:
-                    length = int.from_bytes(self._prefix[1:], "big")
-                    self._message, self._at = bytearray(length), 0
+                    self._length, self._at = int.from_bytes(self._prefix[1:], "big"), 0
+                    self._message = bytearray(min(self._length, _FIRST_PART))
             else:
+                self._grow_message()
                 size = min(stop - at, len(self._message) - self._at)
                 self._message[self._at : self._at + size] = data[at : at + size]
                 self._at += size
@@ -342,8 +344,15 @@ class Http2Parser:
         self._end_frame()
         return at + skipped
 
+    def _grow_message(self) -> None:
+        """Get more memory for a message if its present one is full."""
+        if self._message is not None and self._at == len(self._message) < self._length:
+            received = self._message
+            self._message = bytearray(min(self._length, 4 * len(received)))
+            self._message[: len(received)] = received
+
     def _end_message(self) -> None:
-        if self._message is not None and self._at == len(self._message):
+        if self._message is not None and self._at == self._length:
             self._messages.append(self._decompressed(self._message) if self._prefix[0] else self._message)
             self._message, self._prefix = None, bytearray()
 
