@@ -1,6 +1,6 @@
 """Send requests to the served examples over REST and gRPC with tritonclient.
 
-Run `dragoman serve examples/tabular --allow-pickle`, then `python examples/tabular/tabular_client.py`.
+Run `dragoman serve examples/tabular/models --allow-pickle`, then `python examples/tabular/tabular_client.py`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Train small models on the data that ships with scikit-learn, one for each runtime, in some seconds.
 
-Run `python examples/tabular/train.py`, then `dragoman serve examples/tabular --allow-pickle`.
+Run `python examples/tabular/train.py`, then `dragoman serve examples/tabular/models --allow-pickle`.
 """
 
 import json

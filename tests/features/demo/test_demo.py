@@ -151,7 +151,7 @@ def test_the_file_of_an_installed_package_is_taken(tmp_path: Path, monkeypatch: 
     folder = language_model.prepare(tmp_path / "smollm2")
     assert folder == tmp_path / "smollm2"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "README.md", "chat_template.jinja", "dragoman.toml", "model.gguf",
+        "chat_template.jinja", "dragoman.toml", "model.gguf",
     ]  # fmt: skip
     assert (folder / "model.gguf").read_bytes() == b"GGUF"
 

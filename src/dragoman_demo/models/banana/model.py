@@ -15,6 +15,6 @@ def gradient(x: Array, *, bend: float = 0.5) -> Array:
 
 @dragoman.vector_function(inputs={"x": 2}, outputs={"log_density": 1}, gradient=gradient, at=[[2, 1]], vectorised=True)
 def banana(x: Array, *, bend: float = 0.5) -> Array:
-    """Log density in the shape of a banana, with its gradient: move the sliders, or plot it over both parameters."""
+    """Log density in the shape of a banana, with its gradient."""
     away = x[..., 1:] - bend * (x[..., :1] ** 2 - 4)
     return np.asarray(-(x[..., :1] ** 2) / 8 - away**2 / 2)

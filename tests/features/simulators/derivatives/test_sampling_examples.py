@@ -10,7 +10,8 @@ import pytest
 
 from dragoman.plugins import import_file
 
-EXAMPLES = Path(__file__).parents[4] / "examples" / "scientific"
+EXAMPLES = Path(__file__).parents[4] / "examples"
+MODELS = EXAMPLES / "scientific"
 ServeModel = Callable[[Any], str]
 
 
@@ -18,7 +19,7 @@ def test_the_stiffness_of_the_beam_is_sampled_in_two_ways(
     serve_model: ServeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample: Any = import_file(EXAMPLES / "sample_beam.py")
-    url = serve_model(str(EXAMPLES / "posterior"))
+    url = serve_model(str(MODELS / "posterior"))
     density = sample.Density(url)
     mode, spread = sample.peak(density, np.zeros(sample.MODES))
     assert np.abs(density.gradient(mode)).max() < 1e-6
@@ -36,7 +37,7 @@ def test_the_stiffness_of_the_beam_is_sampled_in_two_ways(
 
 def test_the_temperature_of_the_rod_is_integrated(serve_model: ServeModel, tmp_path: Path) -> None:
     integrate: Any = import_file(EXAMPLES / "integrate_heat.py")
-    url = serve_model(str(EXAMPLES / "heat"))
+    url = serve_model(str(MODELS / "heat"))
     mean, error = integrate.main(url, str(tmp_path / "heat.svg"), points=8)
     assert (np.diff(mean[: integrate.CELLS]) > 0).all()
     assert error.max() < 0.05

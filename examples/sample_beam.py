@@ -1,7 +1,7 @@
 """Sample the stiffness of a beam from `posterior` with emcee and Hamiltonian Monte Carlo, and plot the samples.
 
     dragoman serve examples/scientific
-    python examples/scientific/sample_beam.py http://127.0.0.1:8080 posterior.svg
+    python examples/sample_beam.py http://127.0.0.1:8080 posterior.svg
 
 The client is that of the umbridge package. The ensemble requests densities only, several at a time; Hamiltonian Monte
 Carlo requests gradients, and Hessian actions at the peak for its step sizes.

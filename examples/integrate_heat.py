@@ -1,7 +1,7 @@
 """Mean temperature of a rod over random conductivities, by quasi-Monte Carlo with QMCPy.
 
     dragoman serve examples/scientific
-    python examples/scientific/integrate_heat.py http://127.0.0.1:8080 heat.svg
+    python examples/integrate_heat.py http://127.0.0.1:8080 heat.svg
 
 The 20 modes of the field are standard normal and the power is N(1, 0.1²). QMCPy's own wrapper asks the server, several
 points at a time, at the points of digital nets that are randomised several times, which estimates the error.
