@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import ml_dtypes
 import numpy as np
@@ -13,9 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import dragoman
-from client.client_servers import LoopThread, url_of
+from client.client_servers import url_of
 from dragoman import BF16, FP16, FP32, FP64, INT8, INT32, INT64, UINT8, UINT64, errors
 from dragoman.core.datatypes import DATATYPES
+from dragoman.formats.message import InferenceRequest, InferenceResponse, RequestInput
 
 NUMBERS = {name: d for name, d in DATATYPES.items() if name != "BYTES"}
 
@@ -121,9 +124,16 @@ def test_tensors_are_sent_unchanged(client: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def clients(server: dragoman.Server, loop_thread: LoopThread) -> Any:
+def clients(server: dragoman.Server) -> Iterator[tuple[dragoman.Client, dragoman.Client]]:
     with dragoman.Client(server.http_url) as rest, dragoman.Client(url_of(server, "grpc")) as rpc:
         yield rest, rpc
+
+
+def sent_as_json(url: str, tensor: dragoman.Tensor) -> dragoman.Tensor:
+    """Return a tensor that the same model receives and sends as JSON."""
+    body = InferenceRequest(inputs=[RequestInput(str(tensor.datatype), tensor)]).to_json()
+    with urlopen(f"{url}/v2/models/Typed/infer", body, timeout=30) as response:
+        return InferenceResponse.from_json(response.read()).tensors[str(tensor.datatype)]
 
 
 _ARRAYS = st.sampled_from([d.dtype for d in NUMBERS.values() if d is not BF16]).flatmap(
@@ -134,7 +144,8 @@ _ARRAYS = st.sampled_from([d.dtype for d in NUMBERS.values() if d is not BF16]).
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(array=_ARRAYS, target=st.sampled_from(sorted(NUMBERS)), cast=st.booleans())
 def test_what_arrives_is_what_was_sent_or_an_error(clients: Any, array: Any, target: str, cast: bool) -> None:
-    """REST and gRPC agree; without `cast`, and into integers, each number arrives as it is."""
+    """REST in binary form and in JSON, and gRPC agree; without `cast`, and into integers, each number arrives as it
+    is."""
     datatype, answers = NUMBERS[target], []
     for client in clients:
         try:
@@ -147,6 +158,10 @@ def test_what_arrives_is_what_was_sent_or_an_error(clients: Any, array: Any, tar
         return
     assert first.datatype is second.datatype is datatype
     assert first.data.tobytes() == second.data.tobytes()
+    if np.isfinite(first.data.astype(float)).all():  # JSON has no others
+        as_json = sent_as_json(clients[0].url, first)
+        assert as_json.datatype is datatype
+        assert as_json.data.tobytes() == first.data.tobytes()
     exact = not cast or datatype.kind != "float"
     before = [int(v) if isinstance(v, int) else v for v in array.reshape(-1).tolist()]
     for old, new in zip(before, first.data.reshape(-1).tolist(), strict=True):

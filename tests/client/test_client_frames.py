@@ -87,6 +87,11 @@ def test_columns_without_names_keep_their_order(client: Any) -> None:
     assert client.infer("Rows", table.astype(np.float32).iloc[0])["sum"].tolist() == [5]
 
 
+def test_a_column_may_have_the_name_of_the_input(client: Any) -> None:
+    table = pd.DataFrame({"x": np.ones(1, np.float32), "y": np.ones(1, np.float32), "z": np.ones(1, np.float32)})
+    assert client.infer("Rows", table)["sum"].tolist() == [3]
+
+
 def test_nullable_columns_have_nan_for_missing_values(client: Any) -> None:
     table = pd.DataFrame({"height": pd.array([1, None], "Int64"), "width": pd.array([True, False], "boolean")})
     np.testing.assert_array_equal(client.infer("Named", table)["scores"], [[1, 1], [np.nan, 0]])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dragoman
 from dragoman import errors
 from dragoman.client import picture
 
@@ -85,6 +86,10 @@ def test_files_bytes_and_images_are_equal(tmp_path: Path) -> None:
         array = picture(source)
         assert array.dtype == np.uint8
         np.testing.assert_array_equal(array, expected)
+
+
+def test_the_helper_is_public() -> None:
+    assert dragoman.client.picture is picture
 
 
 def test_sizes() -> None:

@@ -43,7 +43,7 @@ def request_of_frame(frame: Any, signature: Signature, to_tensor: ToTensor, cast
     """
     columns = _columns(frame)
     sole = signature.inputs[0] if len(signature.inputs) == 1 else None
-    if sole is not None and sole.name not in columns and not signature.content_type and _is_matrix(sole):
+    if sole is not None and not signature.content_type and _is_matrix(sole):
         return InferenceRequest(inputs=[RequestInput(sole.name, matrix(frame, sole, cast))])
     codec = CODECS.request_for(frame)
     if codec is not None:
