@@ -1,6 +1,5 @@
 """Which clients get the console, and that its files refer to each other only."""
 
-import gzip
 import re
 from pathlib import Path
 
@@ -93,12 +92,6 @@ async def test_an_asgi_application_has_the_console_below_its_prefix() -> None:
         page = await client.get("/", headers=HTML)
         assert 'src="console/assets/app.js"' in page.text
         assert (await client.get("/console/assets/app.js")).status_code == 200
-
-
-def test_all_files_together_are_small() -> None:
-    files = [*STATIC.glob("*"), *(p for p in STATIC.parent.glob("vendor/*/*") if p.name != "LICENSE")]
-    size = sum(len(gzip.compress(path.read_bytes(), mtime=0)) for path in files)
-    assert size < 120 << 10, f"{size} bytes compressed"
 
 
 async def test_the_content_security_policy_allows_no_inline_code_and_no_other_host() -> None:

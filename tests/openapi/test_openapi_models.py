@@ -168,7 +168,7 @@ async def test_pages_load_files_and_documents_that_exist(server: RestServer, pag
     base = httpx2.URL(f"http://server{page}")
     linked = [base.join(link).path for link in re.findall(r'(?:src|href|data-document)="([^"{:]+)"', text)]
     assert document in linked
-    assert len(linked) == 6  # two scripts, two style sheets, the document twice
+    assert len(linked) == 8  # two scripts, two style sheets, the document twice, the console and its icon
     for path in linked:
         assert (await server.request("GET", path)).status == 200, path
     assert not re.search(r"https?://", text)

@@ -1,7 +1,7 @@
 """Pages and files for browsers, from the package: without inline code and without requests to other hosts."""
 
 import gzip
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +21,7 @@ _PAGE_HEADERS: Headers = (
     ("cache-control", "no-cache"),
     ("vary", "accept"),
 )
+Compact = Callable[[Path], bytes]
 # By suffix, because the tables of some systems lack a few.
 _MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
@@ -40,12 +41,15 @@ def public_route(pattern: str, endpoint: Endpoint) -> Route:
     return Route("GET", pattern, endpoint, role="read", is_public=True)
 
 
-def files_route(folder: str, files: Mapping[str, Path]) -> Route:
-    """Return the route of files below a folder, by their names. Those that end in .gz are stored compressed."""
+def files_route(folder: str, files: Mapping[str, Path], compact: Compact | None = None) -> Route:
+    """Return the route of files below a folder, by their names. Those that end in .gz are stored compressed.
+
+    compact: returns what is sent of a file.
+    """
 
     @cache
     def read(name: str) -> tuple[bytes, str]:
-        content = files[name].read_bytes()
+        content = files[name].read_bytes() if compact is None else compact(files[name])
         compressed = content if files[name].suffix == ".gz" else gzip.compress(content, mtime=0)
         return compressed, f'"{sha256(compressed).hexdigest()[:32]}"'
 

@@ -29,6 +29,7 @@ def _page(pattern: str, document: str) -> Endpoint:
     up = "../" * (pattern.count("/") - 1)
     own = document.rpartition(f"{pattern.rpartition('/')[0]}/")[2]
     text = (_ROOT / "static" / "page.html").read_text().replace("{assets}", f"{up}docs/assets")
+    text = text.replace("{console}", f"{up}console")
     response = html_response(text.replace("{document}", own))
     name = pattern.rpartition("/")[2]
 

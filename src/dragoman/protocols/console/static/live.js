@@ -1,5 +1,5 @@
 // What the server does now: requests, latencies, queue, batches, tokens, workers and errors, from its metrics.
-import { read, send } from "./api.js";
+import { readIfAllowed, send } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
 import { buckets, increase, parseMetrics, quantile, select, sum } from "./metrics.js";
 import { Plot, format } from "./plot.js";
@@ -7,6 +7,12 @@ import { Plot, format } from "./plot.js";
 const PERIOD_MS = 2000;
 const KEPT = 150; // five minutes
 const DURATION = "dragoman_call_duration_seconds";
+
+// What is asked for; all metrics of a large server are many.
+const NAMES = ["requests_total", "call_duration_seconds", "calls_total", "calls_in_flight", "queued_calls", "batch_rows", "model_ready", "rejected_total",
+  "access_denied_total", "worker_restarts_total", "text_queue_size", "text_batch_size", "text_generated_tokens"].map((name) => `dragoman_${name}`);
+const ASKED = [...NAMES, "process_cpu_seconds_total", "process_resident_memory_bytes"].map((name) => `name[]=${name}`).join("&");
+const MAX_MODELS = 50; // rows
 
 // The pages and what they ask for are not requests of clients.
 const isClient = ({ protocol }) => !["metrics", "openapi"].includes(protocol);
@@ -50,23 +56,25 @@ function useHistory() {
   const [history, setHistory] = useState({ points: [], before: null, last: null });
   const [problem, setProblem] = useState("");
   useEffect(() => {
-    let last = null;
+    let [last, isDenied] = [null, false];
     const scrape = async () => {
-      if (document.hidden) return;
+      if (document.hidden || isDenied) return;
       try {
-        const response = await send("/metrics");
+        const response = await send(`/metrics?${ASKED}`);
         const next = { at: Date.now() / 1000, samples: parseMetrics(await response.text()) };
         const before = last;
         last = next;
         setProblem("");
         setHistory(({ points }) => ({ last: next, before, points: before ? [...points, point(before, next)].slice(-KEPT) : points }));
       } catch (error) {
+        isDenied = [401, 403, 404].includes(error.status);
         setProblem(`Metrics: ${error.message}`);
       }
     };
     scrape();
+    const soon = setTimeout(scrape, PERIOD_MS / 4); // a rate needs two
     const timer = setInterval(scrape, PERIOD_MS);
-    return () => clearInterval(timer);
+    return () => (clearTimeout(soon), clearInterval(timer));
   }, []);
   return { ...history, problem };
 }
@@ -74,7 +82,7 @@ function useHistory() {
 function useStatus() {
   const [models, setModels] = useState([]);
   useEffect(() => {
-    const refresh = () => document.hidden || read("/v2/repository/status").then(({ models: found }) => setModels(found), () => setModels([]));
+    const refresh = () => document.hidden || readIfAllowed("/v2/repository/status").then((found) => setModels(found?.models ?? []), () => setModels([]));
     refresh();
     const timer = setInterval(refresh, PERIOD_MS);
     return () => clearInterval(timer);
@@ -82,26 +90,39 @@ function useStatus() {
   return models;
 }
 
+const modelKey = ({ model, version }) => `${model}/${version}`;
+
+function byModel(samples) {
+  const found = new Map();
+  for (const sample of samples) {
+    if (sample.labels.model === undefined) continue;
+    const key = modelKey(sample.labels);
+    (found.get(key) ?? found.set(key, []).get(key)).push(sample);
+  }
+  return found;
+}
+
 // The calls of each model since the last scrape, and what they wait for.
 function ModelTable({ before, last }) {
-  const keys = new Map(select(last.samples, "dragoman_model_ready").map(({ labels: { model, version } }) => [`${model}/${version}`, { model, version }]));
-  const rows = [...keys].map(([key, { model, version }]) => {
-    const keep = (labels) => labels.model === model && labels.version === version;
-    const ago = before.samples;
+  const [earlier, later] = [byModel(before.samples), byModel(last.samples)];
+  const rows = select(last.samples, "dragoman_model_ready").map(({ labels }) => {
+    const key = modelKey(labels);
+    const [old, now] = [earlier.get(key) ?? [], later.get(key)];
     return {
-      key, model, version,
-      calls: increase(ago, last.samples, "dragoman_calls_total", keep) / (last.at - before.at),
-      p50: latency(0.5, ago, last.samples, keep),
-      p99: latency(0.99, ago, last.samples, keep),
-      inFlight: sum(last.samples, "dragoman_calls_in_flight", keep),
-      queued: sum(last.samples, "dragoman_queued_calls", keep) + sum(last.samples, "dragoman_text_queue_size", keep),
+      key, model: labels.model, version: labels.version,
+      calls: increase(old, now, "dragoman_calls_total") / (last.at - before.at),
+      p50: latency(0.5, old, now),
+      p99: latency(0.99, old, now),
+      inFlight: sum(now, "dragoman_calls_in_flight"),
+      queued: sum(now, "dragoman_queued_calls") + sum(now, "dragoman_text_queue_size"),
     };
   });
   const time = (value) => (value === null ? "–" : `${format(value)} ms`);
   return html`<div class="scroll"><table class="models"><caption>Models in the last two seconds</caption>
     <thead><tr>${["model", "calls per second", "median", "99th percentile", "in flight", "in the queue"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-    <tbody>${rows.sort((a, b) => b.calls - a.calls).map((row) => html`<tr key=${row.key}><td>${row.model} ${row.version && `version ${row.version}`}</td><td>${format(row.calls)}</td>
-      <td>${time(row.p50)}</td><td>${time(row.p99)}</td><td>${row.inFlight}</td><td>${row.queued}</td></tr>`)}</tbody></table></div>`;
+    <tbody>${rows.sort((a, b) => b.calls - a.calls).slice(0, MAX_MODELS).map((row) => html`<tr key=${row.key}><td>${row.model} ${row.version && `version ${row.version}`}</td><td>${format(row.calls)}</td>
+      <td>${time(row.p50)}</td><td>${time(row.p99)}</td><td>${row.inFlight}</td><td>${row.queued}</td></tr>`)}</tbody></table></div>
+    ${rows.length > MAX_MODELS && html`<p class="note">${rows.length - MAX_MODELS} more models, which had fewer calls</p>`}`;
 }
 
 function Workers({ models }) {
@@ -147,7 +168,7 @@ export function Live() {
       <${Plot} title="CPU of the server" unit="cores" time x=${x} series=${[series("cpu")]} />
       <${Plot} title="Memory of the server" unit="MiB" time x=${x} series=${[series("memory")]} />
     </div>`}
-    ${before && html`<section class="card"><${ModelTable} before=${before} last=${last} /></section>`}
+    ${points.length > 0 && html`<section class="card"><${ModelTable} before=${before} last=${last} /></section>
     <section class="card"><${Workers} models=${models} /></section>
-    ${last && html`<section class="card"><${Errors} samples=${last.samples} /></section>`}`;
+    <section class="card"><${Errors} samples=${last.samples} /></section>`}`;
 }

@@ -3,7 +3,12 @@
 const form = document.getElementById("key");
 const problem = document.getElementById("problem");
 const address = new URL(document.body.dataset.document, location.href);
+const MAX_LISTED = 40; // operations; of more only the groups are shown at first
 const STORED = "dragoman-api-key"; // for this tab, until it is closed
+
+// The page of a model leads back to that model.
+const model = /\/v2\/models\/([^/]+)(?:\/versions\/([^/]+))?\/docs$/.exec(location.pathname);
+if (model) document.getElementById("back").href += `#/models/${model[1]}${model[2] ? `/${model[2]}` : ""}`;
 
 function withKey(headers = {}) {
   const key = sessionStorage.getItem(STORED);
@@ -19,7 +24,8 @@ function show(spec) {
     spec,
     dom_id: "#api",
     deepLinking: true,
-    docExpansion: "list",
+    docExpansion: Object.keys(spec.paths).length > MAX_LISTED ? "none" : "list",
+    filter: true,
     tryItOutEnabled: true,
     validatorUrl: null, // no request to another host
     requestInterceptor(request) {
