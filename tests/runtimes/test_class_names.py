@@ -223,6 +223,22 @@ async def test_docstrings_of_python_models(tmp_path: Path, text: str, attribute:
         assert (await server.request("GET", "/console/models/f")).json["description"] == description
 
 
+async def test_a_model_that_is_loaded_on_demand_has_no_kind_before(tmp_path: Path) -> None:
+    for name in ("animals", "plants"):
+        (tmp_path / name).mkdir()
+        save_onnx(tmp_path / name / "model.onnx", [1, 3], {"names": str([*NAMES])})
+    (tmp_path / "animals" / "dragoman.toml").write_text('[model]\ndescription = "Find animals."')
+    async with serving(str(tmp_path), load_on_demand=True) as server:
+        listed = (await server.request("GET", "/console/models")).json["models"]
+        assert [(m["name"], m["state"], m["kind"], m["description"]) for m in listed] == [
+            ("animals", "READY", "model", "Find animals."),
+            ("plants", "READY", "model", ""),
+        ]
+        assert (await server.request("GET", "/console/models/animals")).json["kind"] == "classifier"
+        listed = (await server.request("GET", "/console/models")).json["models"]
+        assert [m["kind"] for m in listed] == ["classifier", "model"]
+
+
 async def test_examples_of_a_file_have_their_ids_as_names(tmp_path: Path) -> None:
     path = save_onnx(tmp_path / "animals.onnx", [1, 3], {})
     tensor = {"name": "images", "shape": [1, 3, 8, 8], "datatype": "FP32", "data": [0.5] * 192}

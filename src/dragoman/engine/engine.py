@@ -16,6 +16,7 @@ from dragoman.core.about import one_line
 from dragoman.core.audit import log_change
 from dragoman.core.calls import Call, ModelDescription, Request, Response
 from dragoman.core.errors import Forbidden, ModelNameMissing, ModelNotFound, NotReady, Unauthorized
+from dragoman.core.kinds import UNKNOWN
 from dragoman.core.metrics import Family, FamilyCollector
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
@@ -417,7 +418,7 @@ class Engine:
         spec = deployment.spec
         versions = tuple(v for v in self.registry.versions(spec.name) if v)
         if not deployment.is_loaded and deployment.loads_on_demand:
-            known: dict[str, Any] = {"path": spec.uri, "description": one_line(spec.description)}
+            known: dict[str, Any] = {"path": spec.uri, "kind": UNKNOWN, "description": one_line(spec.description)}
             return ModelDescription(spec.name, versions, spec.platform, Signature(), _ANY_CALL, **known)
         loaded = deployment.loaded
         return ModelDescription(
