@@ -246,6 +246,15 @@ def draw_live(studio: Studio) -> bytes:
         return bytes(page.screenshot())
 
 
+@screen("layers")
+def draw_layers(studio: Studio) -> bytes:
+    with studio.page("/#/models/text-detector", 1000, 800) as page:
+        page.get_by_role("tab", name="Layers", exact=True).click()
+        page.get_by_role("tabpanel").locator("svg").first.wait_for()
+        page.wait_for_timeout(1000)
+        return bytes(page.screenshot())
+
+
 @screen("graph")
 def draw_graph(studio: Studio) -> bytes:
     with studio.page("/#/models/posterior", 1000, 800) as page:

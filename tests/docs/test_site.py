@@ -77,6 +77,7 @@ def test_language_models_get_an_index_and_all_pages(tmp_path: Path) -> None:
     docs = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert docs | {"changelog.md", "security-policy.md", "why/README.md", "content-types/README.md"} <= {*named}
     assert "- [Console](https://dragoman.example/docs/console.md): see, try and watch models in a browser\n" in text
+    assert "- [A canary](https://dragoman.example/docs/recipes/canary.md): two versions" in text
     full = (site / "llms-full.txt").read_text()
     for name in named:
         assert (site / name).read_text() in full, name
