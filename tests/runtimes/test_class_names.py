@@ -219,6 +219,7 @@ async def test_the_answer_to_the_trial_shows_probabilities(total: float, kind: s
 async def test_docstrings_of_python_models(tmp_path: Path, text: str, attribute: str, description: str) -> None:
     head = "import dragoman\n\n\n" + ("@dragoman.model\n" if "def f" in text else "")
     (tmp_path / "f.py").write_text(text.format(head=head))
+    (tmp_path / "README.md").write_text("Of the project of this file.")
     async with serving(f"{tmp_path / 'f.py'}{attribute}") as server:
         assert (await server.request("GET", "/console/models/f")).json["description"] == description
 

@@ -48,9 +48,10 @@ def read_shipped(spec: ModelSpec, loaded: Loaded) -> Shipped:
         folders = [*own_folders(spec)]
     except OSError:
         folders = []
+    is_object = ".py:" in spec.uri  # one of several in a file: the README is about more
     has_labels = bool(spec.labels) or any(not _are_indices(names) for names in loaded.labels.values())
     return Shipped(
-        loaded.description or next(filter(None, map(_readme, folders)), ""),
+        loaded.description or ("" if is_object else next(filter(None, map(_readme, folders)), "")),
         {} if has_labels else next(filter(None, (_labels(each, loaded.signature) for each in folders)), {}),
         _examples(spec) or next(filter(None, (_files(each / _EXAMPLES, loaded.signature) for each in folders)), {}),
     )
