@@ -39,7 +39,7 @@ from real_models.files import default_cache, fetch, read_list
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "console"
 DEMO = ROOT / "src" / "dragoman_demo" / "models"
-COLORS = {"pictures": 256, "chat": 256}  # of a picture with a photo, and with coloured code; 64 of others
+COLORS = {"pictures": 256, "simulator": 256, "chat": 256}  # of photos, maps and coloured code; 64 of others
 QUESTION = "Why is the sky blue? Answer in one sentence."
 _VARIABLE = r"\d[\d.,]*(?=\s?(?:µs|us|ms|s|tokens/s)\b)|(?<=request )[0-9a-f]{16}-\d+|(?<=seed )\d+"
 

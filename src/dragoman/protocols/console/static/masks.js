@@ -76,7 +76,7 @@ const rgbaOf = (width, height, color) => {
   const rgba = new Uint8ClampedArray(4 * width * height);
   for (let pixel = 0; pixel < width * height; pixel++) {
     const found = color(pixel);
-    if (found) rgba.set([...found, 255], 4 * pixel);
+    if (found) rgba.set(found.length === 4 ? found : [...found, 255], 4 * pixel);
   }
   return { width, height, rgba };
 };
@@ -133,7 +133,10 @@ export function Heat({ title, heat, sent }) {
   const [map, setMap] = useState("viridis");
   const [low, high] = heat.range;
   const values = useMemo(() => heat.values(at), [heat, at]);
-  const picture = useMemo(() => rgbaOf(heat.width, heat.height, (p) => (values[p] === null ? null : COLOR_MAPS[map]((values[p] - low) / (high - low || 1)))), [values, map]);
+  // Low shares let the photo through: they say that there is nothing.
+  const alpha = sent[at] && low >= 0 && high <= 1 ? (t) => Math.round(255 * Math.min(1, 0.2 + t)) : () => 255;
+  const color = (t) => [...COLOR_MAPS[map](t), alpha(t)];
+  const picture = useMemo(() => rgbaOf(heat.width, heat.height, (p) => (values[p] === null ? null : color((values[p] - low) / (high - low || 1)))), [values, map]);
   return html`<${Controls} count=${heat.n} at=${at} onAt=${setAt} sent=${sent[at]} opacity=${opacity} onOpacity=${setOpacity}>
       <label>colours <select value=${map} onChange=${(e) => setMap(e.target.value)}>${Object.keys(COLOR_MAPS).map((name) => html`<option>${name}</option>`)}</select></label><//>
     <${Layer} picture=${picture} sent=${sent[at]} opacity=${opacity} isSmooth label=${`${title}: ${format(low)} to ${format(high)}`} />

@@ -22,7 +22,7 @@ function Track({ value, low, high }) {
 // The bars of some classes of a row, in the order of `shown`. `text` formats a value.
 function Row({ caption, row, shown, names, text, range: [low, high], top }) {
   return html`<table class="scores">${caption && html`<caption>${caption}</caption>`}<tbody>${shown.map((i) => html`<tr class=${i === top ? "top" : ""} key=${i}>
-      <th scope="row">${names ? names[i] : i}</th><td class="bar"><${Track} value=${row[i]} low=${low} high=${high} /></td>
+      <th scope="row">${names ? names[i] : i}</th><td><${Track} value=${row[i]} low=${low} high=${high} /></td>
       <td class="number" title=${show(row[i])}>${text(row[i])}</td></tr>`)}</tbody></table>`;
 }
 
