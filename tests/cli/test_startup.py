@@ -124,14 +124,14 @@ def test_steps_of_loading_on_a_terminal(tmp_path: Path) -> None:
     command = ["-m", "dragoman", "serve", *paths, "--http-port", str(http_port), "--grpc-port", str(grpc_port)]
     with Terminal([sys.executable, *command], {"TEST_GATE": str(gate)}) as terminal:
         # With the bytes of its file.
-        terminal.wait_for(r"loaded 1 of 2 models after \d+ s; still loading SlowToLoad \(loading \d\S* k?B, \d+ s\)")
+        terminal.wait_for(r"1 of 2 models after \d+ s; SlowToLoad \(loading \d\S* k?B, \d+ s\)")
         gate.touch()
         terminal.wait_for("ready in .*Ctrl-C stops")
         table = terminal.text.rpartition("model ")[2]
     assert re.search(r"SlowToLoad .* process +ready", table)
     assert "\x1b[32m" in terminal.raw
     *rewritten, last = re.findall(r"\r\x1b\[J(.*?)(?=\r)", terminal.raw)
-    assert all(f"loaded {n} of 2" in "".join(rewritten) for n in (0, 1))
+    assert all(f"  {n} of 2 models" in "".join(rewritten) for n in (0, 1))
     assert last == ""  # the line is erased before the table
 
 
@@ -153,7 +153,7 @@ def test_models_without_a_framework_are_loaded_first(tmp_path: Path) -> None:
     flags = ["--allow-pickle", "--http-port", "0", "--grpc-port", "0"]
     command = [sys.executable, "-m", "dragoman", "serve", str(tmp_path), f"{tmp_path}/z.py:z", *flags]
     with Terminal(command) as terminal:
-        terminal.wait_for(r"loaded 1 of 6 models after \d+ s; still loading a")
+        terminal.wait_for(r"1 of 6 models after \d+ s; a")
         gate.touch()
         terminal.wait_for("started in .*5 of 6 models not ready")
     assert "(importing scikit-learn, " in terminal.text
@@ -188,3 +188,40 @@ def test_a_single_model_that_fails_is_explained_once() -> None:
     assert done.stderr.rstrip().endswith("\n  no model could be loaded: the server ends")
     for absent in ("stopping", "HTTP  ", "try  ", "Ctrl-C"):
         assert absent not in done.stderr
+
+
+NOISY = """
+import logging
+import sys
+import warnings
+
+import dragoman
+
+
+class {name}(dragoman.Model):
+    def load(self):
+        warnings.warn("old\\nformat", UserWarning)
+        logging.getLogger("other.library").warning("slow")
+        logging.getLogger("tensorflow").info("restoring")
+        print("\\rloading: 10 %\\rloading: 100 %", file=sys.stderr)
+
+    def infer(self, call):
+        return dict(call.inputs)
+"""
+
+
+@pytest.mark.parametrize("placement", ["process", "thread"])
+def test_warnings_of_libraries_are_lines_of_the_log_with_the_model(placement: str, tmp_path: Path) -> None:
+    paths = []
+    names = ("First", "Second")
+    for name in names:
+        (tmp_path / f"{name.lower()}.py").write_text(NOISY.format(name=name).replace("\\\\", "\\"))
+        paths.append(f"{tmp_path}/{name.lower()}.py:{name}")
+    flags = ["--placement", placement, "--http-port", "0", "--grpc-port", "0"]
+    with Terminal([sys.executable, "-m", "dragoman", "serve", *paths, *flags]) as terminal:
+        terminal.wait_for("Ctrl-C stops")
+        shown = terminal.text
+    for name in names:
+        assert re.search(rf"WARNING py\.warnings \[\d+\]: .*UserWarning: old\\nformat.* model={name}\n", shown)
+        assert re.search(rf"WARNING other\.library \[\d+\]: slow model={name}\n", shown)
+    assert "restoring" not in shown

@@ -53,7 +53,7 @@ def completion_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("line", "expected"),
     [
         ("dragoman ser", "serve"),
-        ("dragoman ", "serve init models infer chat bench doctor graph check completion keys status worker"),
+        ("dragoman ", "serve init models infer chat bench demo doctor graph check completion keys status top worker"),
         ("dragoman serve --http-p", "--http-port"),
         ("dragoman serve --no-keep-m", "--no-keep-memory"),
         ("dragoman serve --http-port 8000 --log-format ", "text json"),

@@ -28,13 +28,20 @@ async def progress(server: Server) -> None:
     """
     if server.settings.log_format == "text" and is_interactive(sys.stderr):
         with LiveLines(sys.stderr) as live:
-            await _observe(server, lambda text, is_due: live.update([f"  {text}"]))
+            await _observe(
+                server, lambda counts, parts, _: live.update(["  " + "; ".join(filter(None, (counts, parts)))])
+            )
     else:
-        await _observe(server, lambda text, is_due: log.info("%s", text) if is_due else None)
+        await _observe(server, _log_if_due)
 
 
-async def _observe(server: Server, show: Callable[[str, bool], None]) -> None:
-    """Call `show` with the progress whenever it changes, and whether a log is due for it."""
+def _log_if_due(counts: str, parts: str, is_due: bool) -> None:
+    if is_due:
+        log.info("loaded %s%s", counts, f"; still loading {parts}" if parts else "")
+
+
+async def _observe(server: Server, show: Callable[[str, str, bool], None]) -> None:
+    """Call `show` now and then with how many models are loaded, what the others do, and whether a log is due."""
     began_s = time.monotonic()
     due_s = pause_s = _SLOW_S
     steps: dict[Deployment, tuple[LoadStep, float]] = {}  # with the time at which each began
@@ -47,11 +54,13 @@ async def _observe(server: Server, show: Callable[[str, bool], None]) -> None:
         if is_due:
             pause_s = min(2 * pause_s, _SLOWEST_S)
             due_s += pause_s
-        show(_describe_progress(server, steps, now_s - began_s), is_due)
+        show(*_describe_progress(server, steps, now_s - began_s), is_due)
         await _wait_for_change(server, _REDRAW_S)
 
 
-def _describe_progress(server: Server, steps: Mapping[Deployment, tuple[LoadStep, float]], spent_s: float) -> str:
+def _describe_progress(
+    server: Server, steps: Mapping[Deployment, tuple[LoadStep, float]], spent_s: float
+) -> tuple[str, str]:
     """Return how many models are loaded, and what the others do: those with the longest step first."""
     models, now_s = server.engine.deployments(), time.monotonic()
     slow = [d for d in models if d.state == "LOADING"]
@@ -62,8 +71,7 @@ def _describe_progress(server: Server, steps: Mapping[Deployment, tuple[LoadStep
         text = f"{step.name} {format_bytes(step.size)}".rstrip()
         shown.setdefault(text, (now_s - since_s, []))[1].append(deployment.spec.name)
     parts = [f"{', '.join(map(printable, names))} ({text}, {s:.0f} s)" for text, (s, names) in shown.items()]
-    still = f"; still loading {', '.join(parts)}" if parts else ""
-    return f"loaded {len(models) - len(slow)} of {len(models)} models after {spent_s:.0f} s{still}"
+    return f"{len(models) - len(slow)} of {len(models)} models after {spent_s:.0f} s", ", ".join(parts)
 
 
 async def _wait_for_change(server: Server, timeout_s: float) -> None:

@@ -145,7 +145,7 @@ class Deployment:
                 await call_in_thread(check_protocols, self.spec)
             if self.spec.labels:
                 self.labels = await asyncio.to_thread(read_labels, self.spec)
-            with observe_steps(partial(setattr, self, "step")):
+            with observe_steps(partial(setattr, self, "step"), self.spec.name):
                 pool, loaded = await self._load()
                 binder = Binder(loaded, self.spec.name)
                 trial, shipped = await self._try(pool, loaded, binder)

@@ -20,6 +20,7 @@ Observer = Callable[[LoadStep], None]
 @dataclass(slots=True)
 class _Observation:
     observer: Observer
+    model: str
     last: LoadStep | None = None
 
 
@@ -53,10 +54,16 @@ def current_observer() -> Observer | None:
     return observation.observer if observation is not None else None
 
 
+def loading_model() -> str:
+    """Return the name of the model that is loaded here, "" if none is."""
+    observation = _observation.get()
+    return observation.model if observation is not None else ""
+
+
 @contextmanager
-def observe_steps(observer: Observer) -> Iterator[None]:
-    """Call `observer` with each step that is reported within the block; in any thread."""
-    token = _observation.set(_Observation(observer))
+def observe_steps(observer: Observer, model: str = "") -> Iterator[None]:
+    """Call `observer` with each step that is reported within the block, which loads a model; in any thread."""
+    token = _observation.set(_Observation(observer, model))
     try:
         yield
     finally:

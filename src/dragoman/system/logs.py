@@ -5,11 +5,13 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from dragoman.system.load_steps import loading_model
 from dragoman.system.request_context import log_fields
 
 # The logger of audit lines, which are logged at any level, also if a client switches INFO off.
@@ -41,7 +43,7 @@ class TextFormatter(logging.Formatter):
         return f"{super().formatTime(record, datefmt)}{offset[:3]}:{offset[3:]}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (named by logging)
-        ids = "".join(f" {name}={value}" for name, value in log_fields().items())
+        ids = "".join(f" {name}={value}" for name, value in _context_fields(record).items())
         return f"{_bounded(super().formatMessage(record))}{ids}".translate(_CONTROL)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
@@ -71,12 +73,19 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "pid": record.process,
             "message": _bounded(record.getMessage()),
-            **log_fields(),
+            **_context_fields(record),
             **{k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS},
         }
         if record.exc_info:
             line["traceback"] = _bounded(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
+
+
+def _context_fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    """Return the ids of the request, and the model that is loaded if a library of others has logged the record."""
+    fields = log_fields()
+    model = "" if record.name.partition(".")[0] == "dragoman" else loading_model()
+    return {**fields, "model": model} if model else fields
 
 
 def _iso_time(record: logging.LogRecord) -> str:
@@ -123,9 +132,15 @@ def set_up(
     logging.getLogger().handlers = [handler]
     set_level(level, levels)
     logging.getLogger(AUDIT).setLevel(logging.INFO)
-    # JAX logs each missing accelerator at INFO, and watchfiles each change.
-    for name in ("jax._src.xla_bridge", "watchfiles"):
+    # JAX logs each missing accelerator at INFO, watchfiles each change, and TensorFlow that it restores parameters.
+    for name in ("jax._src.xla_bridge", "tensorflow", "watchfiles"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # Warnings of Python are lines of the log, too. scikit-learn warns for each part of a pipeline that another version
+    # has saved, which its runtime reports once.
+    logging.captureWarnings(True)
+    warnings.filterwarnings("ignore", message="Trying to unpickle estimator")
+    # TensorFlow writes to standard error itself: errors only, unless the operator wants more.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def set_level(level: str, levels: Mapping[str, int]) -> None:

@@ -85,7 +85,7 @@ async def serve_model(
         try:
             spec = prepare(first.value())
             check_contents(spec)
-            with observe_steps(steps.send):
+            with observe_steps(steps.send, spec.name):
                 executor = await Executor.load(spec, "process", in_thread=False)
         finally:
             _exit_if_forked(pid)
