@@ -352,6 +352,16 @@ def test_a_call_that_was_not_begun_is_sent_again(
 
 
 @KINDS
+def test_a_server_that_shuts_down_at_once(loop_thread: LoopThread, client_kind: ClientKind) -> None:
+    def closing(peer: Peer) -> None:
+        peer.send(SETTINGS, frames.goaway(0, frames.NO_ERROR))
+        peer.file.read()
+
+    with scripted(closing, replying(GOOD)) as url, loop_thread.client(client_kind, url, timeout_s=10) as client:
+        assert client.infer("m", X)["x"].tobytes() == b"abc"
+
+
+@KINDS
 def test_a_connection_is_used_again_and_frames_between_calls_are_answered(
     loop_thread: LoopThread, client_kind: ClientKind
 ) -> None:

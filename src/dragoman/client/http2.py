@@ -114,7 +114,9 @@ class Http2Parser:
         return self
 
     def start(self, fields: Iterable[Field], message: bytes, *, is_compressed: bool) -> None:
-        """Begin a call: its header fields and one message."""
+        """Begin a call: its header fields and one message. Raises NotProcessed if the server takes no more calls."""
+        if self._is_going_away:
+            raise NotProcessed("the server is shutting down")
         self._stream += 2
         self._is_sent = False
         self._writer.send_headers(self._stream, encode_fields(fields), ended=False)
