@@ -125,6 +125,8 @@ async def test_a_key_sees_its_models_only(keys: KeyFile) -> None:
         ("```python\nprint('no prose here')\n```\n\nAfter the code.", "After the code."),
         ("| a | b | c |\n|---|---|---|\n\n- one two three\n\n> quoted words here\n\nProse it is.", "Prose it is."),
         ("<style>\np { color: red }\n</style>\n\nNo style sheet.", "No style sheet."),
+        ("[![shield]][link] [![a][b]](https://c) ![d][e]\n\nBadges by name are none.", "Badges by name are none."),
+        ("To see it, run this:\n\n    code\n\nThis is prose.", "This is prose."),
         ("Short.\n\nThis one counts.", "This one counts."),
         ("snake_case names and 2 * 3 * 4 stay", "snake_case names and 2 * 3 * 4 stay"),
         ("# Only a title", ""),

@@ -12,8 +12,9 @@ _FENCE = re.compile(r"^(```|~~~).*?(?:^\1[^\n]*$|\Z)", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _ELEMENT = re.compile(r"<(style|script|table|svg|details)\b.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _TAG = re.compile(r"</?[A-Za-z][^<>]{0,1000}>")
-_PICTURE = re.compile(r"\[?!\[[^\[\]]{0,300}\]\([^()]{0,1000}\)(?:\]\([^()]{0,1000}\))?")
-_LINK = re.compile(r"\[([^\[\]]{0,300})\](?:\([^()]{0,1000}\)|\[[^\[\]]{0,300}\])")
+_TARGET = r"(?:\([^()]{0,1000}\)|\[[^\[\]]{0,300}\])"
+_PICTURE = re.compile(rf"\[?!\[[^\[\]]{{0,300}}\]{_TARGET}?(?:\]{_TARGET}?)?")
+_LINK = re.compile(rf"\[([^\[\]]{{0,300}})\]{_TARGET}")
 _MARKUP = re.compile(r"(\*\*|__|\*|`+)(?=\S)([^\n]{1,300}?)(?<=\S)\1")
 # Lines that are not prose: headings, quotes, tables, lists, rules, directives and definitions of links.
 _NOT_PROSE = re.compile(r"^\s{0,3}(#|>|\||[-*+]\s|\d+[.)]\s|[-=*_]{3,}\s*$|\.\. |:\w+:|\[[^\]]+\]:)")
@@ -55,6 +56,6 @@ def first_paragraph(markdown: str) -> str:
         if lines and not lines[0].startswith(("    ", "\t")):
             prose = " ".join(" ".join(lines).split())
             plain = _MARKUP.sub(r"\2", _LINK.sub(r"\1", prose))
-            if len(plain.split()) >= _MIN_WORDS:
+            if len(plain.split()) >= _MIN_WORDS and not plain.endswith(":"):
                 return one_line(plain)
     return ""
