@@ -62,6 +62,13 @@ MODELS = (
     Files,
     echo("vector", TensorSpec("x", FP32, (-1, 5))),
     echo("sound", TensorSpec("x", FP32, (-1, -1)), TensorSpec("sr", INT64, ())),
+    echo(
+        "detector",
+        TensorSpec("x", FP32, (-1, -1)),
+        TensorSpec("state", FP32, (2, -1)),
+        TensorSpec("sr", INT64, ()),
+        example={"x": np.zeros((1, 8), np.float32), "state": np.array([[5], [6]], np.float32), "sr": np.array(16000)},
+    ),
     echo("pcm", TensorSpec("x", INT16, (-1,))),
     echo("windows", TensorSpec("x", FP32, (-1, 400, 1))),
     echo("one", TensorSpec("x", FP32, (1, 1, 1000))),
@@ -238,6 +245,17 @@ async def test_sounds_of_any_form_are_the_mean_of_their_channels(
     np.testing.assert_allclose(found["x"][0], SOUND.mean(1), atol=2 / 2 ** (min(abs(bits), 24) - 1))
     assert found["sr"] == 16000  # the rate, for the input of its name
     assert notes == "s.wav: 1000 samples, 16000 Hz\nsr=16000\n"
+
+
+async def test_an_example_fills_what_is_not_given(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.wav").write_bytes(wav(SOUND, 8000))
+    assert await run("infer", server.http_url, "detector", "s.wav") == 2
+    assert "not given: state=... (FP32[2,-1])" in capsys.readouterr().err
+    found, notes = await infer(capsys, server, "detector", "s.wav", "--example")
+    assert (found["x"].shape, found["sr"], found["state"].tolist()) == ((1, 1000), 8000, [[5.0], [6.0]])
+    assert notes.endswith("sr=8000\n")
+    assert await run("infer", server.http_url, "detector", "--example", "--data", '{"inputs": []}') == 2
+    assert "--example: expected inputs by name beside it" in capsys.readouterr().err
 
 
 async def test_a_sound_at_another_rate(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

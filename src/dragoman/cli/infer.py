@@ -34,6 +34,7 @@ examples:
   dragoman infer http://127.0.0.1:8080 vad speech.wav --sample-rate 16000
   dragoman infer http://127.0.0.1:8080 iris --data flowers.csv --format csv > labels.csv
   dragoman infer http://127.0.0.1:8080 iris              shows the inputs of the model
+  dragoman infer http://127.0.0.1:8080 vad input=speech.wav --example   with the other inputs of the example
   dragoman infer http://127.0.0.1:8080 iris --example    sends an example that the model answers
 
 Exit status: 0 success, 1 if the model fails, 2 if the request is invalid or the server cannot be reached.
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="NAME", help="name of the model")
     add("values", nargs="*", default=[], metavar="VALUE", help="NAME=VALUE of an input, or the value of the only one")
     add("--data", metavar="FILE", help="all inputs: a file, -, or JSON")
-    add("--example", action="store_true", help="send an example that the model answers")
+    add("--example", action="store_true", help="take inputs that are not given from an example that the model answers")
     add("--version", default="", metavar="V", help="version of the model")
     add("--output", action="append", metavar="NAME", help="an output to return (default: all); may be repeated")
     add("--format", choices=_FORMATS, default="table", help="table with class names, or exact values (default: table)")
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Send the request and print the outputs; return the exit status."""
-    from dragoman.cli.input_values import examples, missing_inputs, parse_inputs, parse_json
+    from dragoman.cli.input_values import examples, fill_inputs, missing_inputs, parse_inputs, parse_json
     from dragoman.cli.media import Media
 
     parameters = parse_json(arguments.parameters, dict, "--parameters")
@@ -83,9 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.values and arguments.data is None and not arguments.example:
             print("\n".join(_usage(arguments, signature)))
             return 2
-        if arguments.example:
-            candidates = examples(connection, arguments.model, arguments.version, signature)
-            return _try_examples(client, arguments, candidates, parameters, about)
         media = Media(
             arguments.resize,
             arguments.letterbox,
@@ -97,6 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
         inputs = parse_inputs(arguments.values, arguments.data, signature, media)
         for note in media.notes:
             print(colour_text(printable(note), "2", sys.stderr), file=sys.stderr)
+        if arguments.example:
+            candidates = examples(connection, arguments.model, arguments.version, signature)
+            return _try_examples(client, arguments, fill_inputs(inputs, candidates), parameters, about)
         try:
             _infer(client, arguments, inputs, parameters, about)
         except InvalidInput as error:

@@ -78,6 +78,15 @@ def examples(connection: ServerConnection, model: str, version: str, signature: 
         raise InvalidInput(f"the model has no example: expected {expected}, got {_describe_inputs(signature)}")
 
 
+def fill_inputs(given: Any, candidates: Iterator[Any]) -> Iterator[Any]:
+    """Yield the examples with the given inputs in place of their own. Raises InvalidInput if a whole request is given."""
+    if isinstance(given, InferenceRequest):
+        raise InvalidInput("--example: expected inputs by name beside it, got a whole request in --data")
+    for each in candidates:
+        values = each.tensors if isinstance(each, InferenceRequest) else each
+        yield {**values, **given} if given else each
+
+
 def _describe_inputs(signature: Signature) -> str:
     return ", ".join(f"{spec.name} {describe_tensor(spec)}" for spec in signature.inputs) or "none"
 
