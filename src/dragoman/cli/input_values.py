@@ -79,7 +79,7 @@ def examples(connection: ServerConnection, model: str, version: str, signature: 
 
 
 def fill_inputs(given: Any, candidates: Iterator[Any]) -> Iterator[Any]:
-    """Yield the examples with the given inputs in place of their own. Raises InvalidInput if a whole request is given."""
+    """Yield the examples with the given inputs in place of their own. Raises InvalidInput for a whole request."""
     if isinstance(given, InferenceRequest):
         raise InvalidInput("--example: expected inputs by name beside it, got a whole request in --data")
     for each in candidates:
