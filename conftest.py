@@ -83,7 +83,6 @@ RELEASE = (
     "tests/docs/test_operate_page.py",
     "tests/docs/test_recipes.py::test_a_recipe_works_as_written[chat-with-tools]",
     "tests/docs/test_recipes.py::test_a_recipe_works_as_written[embeddings-for-rag]",
-    "tests/docs/test_recipes.py::test_a_recipe_works_as_written[nuts-through-a-simulator]",
     "tests/docs/test_recipes.py::test_a_recipe_works_as_written[scikit-learn-in-production]",
     "tests/docs/test_recipes.py::test_a_recipe_works_as_written[score-a-parquet-file]",
     "tests/docs/test_recipes.py::test_a_recipe_works_as_written[smollm2-on-a-laptop]",
