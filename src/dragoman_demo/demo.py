@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import logging
 import os
 import shlex
 import shutil
@@ -55,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         paths += [os.fspath(folder)] if folder else []
     flags: dict[str, Any] = {"host": arguments.host, "http_port": arguments.http_port, "grpc_port": arguments.grpc_port}
     flags |= {"log_format": "json"} if arguments.json else {}
+
+    logging.getLogger("dragoman.generation").setLevel(logging.WARNING)  # what it says of templates is for operators
 
     def report(server: Server, took_s: float) -> None:
         print("\n".join(["", *_lines(server, without, took_s), ""]), file=sys.stderr, flush=True)

@@ -196,6 +196,7 @@ def test_the_first_chat_is_a_sentence() -> None:
     pytest.importorskip("dragoman_text")
     cache = language_model.cache_folder().parents[2]
     with demo("--yes", cache=cache) as server:
+        assert "chat template" not in server.log()
         chat = next(command for command in commands(server) if " chat " in command)
         answers = [subprocess.run(chat, shell=True, capture_output=True, text=True).stdout for _ in range(3)]
         assert answers == ["The capital of France is Paris.\n"] * 3
