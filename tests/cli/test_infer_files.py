@@ -37,6 +37,17 @@ class Pair(dragoman.Model):
         return dict(call.inputs)
 
 
+class Houses(dragoman.Model):
+    """Columns of a table, as models of scikit-learn have them; the prices tell which row was which."""
+
+    placement = "inline"
+    inputs = (TensorSpec("town", BYTES, (-1,)), TensorSpec("area", FP64, (-1,)), TensorSpec("rooms", FP64, (-1,)))
+    outputs = (TensorSpec("price", FP64, (-1,)),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return {"price": call.inputs["area"].data * call.inputs["rooms"].data}
+
+
 class Scores(dragoman.Model):
     """Scores of seven classes; the number of the class that the input names has the highest."""
 
@@ -57,7 +68,7 @@ class Scores(dragoman.Model):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
-    async with Server(Both, Pair, Scores, http_port=0, grpc_port=-1) as server:
+    async with Server(Both, Pair, Houses, Scores, http_port=0, grpc_port=-1) as server:
         yield server
 
 
@@ -108,7 +119,7 @@ async def test_a_table_whose_header_has_the_inputs(
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [
-        ("a,b\n1,2\n3,\n", ["x=d.csv:a,b"], "'d.csv', line 3, column 'b': no value; expected FP64"),
+        ("which,b\n1,2\n ,3\n", ["d.csv:which"], "'d.csv', line 3, column 'which': no value; expected INT64"),
         ('a,b\n"1\n",2\n3,x\n', ["d.csv"], "'d.csv', line 4, column 'b': expected FP64, got 'x'"),
         ("a,b\n1,2\n3,x\n", ["d.csv"], "'d.csv', line 3, column 'b': expected FP64, got 'x'"),
         ("a,b\n1,2\n\n3\n", ["d.csv"], "'d.csv', line 4: expected 2 columns as in line 1, got 1"),
@@ -117,7 +128,7 @@ async def test_a_table_whose_header_has_the_inputs(
         ("a,a\n1,2\n", ["d.csv:a,a"], "'d.csv' has 2 columns 'a'"),
         ("1,2\n", ["d.csv:3,1"], "'d.csv' has no column '3'; expected 1, 2"),
         ("a,b\n1,1e400\n", ["d.csv"], "'d.csv', line 2, column 'b': expected a number within 1.8e308"),
-        ("x,y\n1,2\n", ["--data", "d.csv"], "the model has no input 'y'"),
+        ("x,y\n1,2\n", ["--data", "d.csv"], "d.csv: columns that the model does not have: y"),
         (f"a,b\n1,{'9' * 200_000}\n", ["d.csv"], "'d.csv', line 2: field larger than field limit"),
     ],
     ids=["missing", "quoted", "text", "ragged", "near", "unknown", "twice", "number", "large", "input", "long"],
@@ -126,7 +137,8 @@ async def test_wrong_tables_name_the_line(
     server: Server, folder: Path, content: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "d.csv").write_text(content)
-    assert await run("infer", server.http_url, "Pair", *words) == 2
+    model = "Scores" if "which" in content else "Pair"
+    assert await run("infer", server.http_url, model, *words) == 2
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
@@ -198,3 +210,51 @@ async def test_an_output_in_the_format_of_numpy(
     sys.stdout.flush()
     array = np.load(io.BytesIO(file.getvalue()), allow_pickle=False)
     assert (array.dtype, array.shape, array[0, 2]) == (np.float32, (1, 7), np.float32(0.9))
+
+
+HOUSES = "rooms,price,town,area\n2,9,Bath,50\n3,8,Hull,\n"
+
+
+async def test_a_table_of_all_columns(server: Server, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file is all inputs without a flag; columns that the model lacks are left out, and empty cells are NaN."""
+    (folder / "houses.csv").write_text(HOUSES)
+    for words in (["houses.csv"], ["--data", "houses.csv"]):
+        assert await run("infer", server.http_url, "Houses", *words) == 0
+        captured = capsys.readouterr()
+        assert captured.out.split() == ["price", "100", "nan"]
+        notes = captured.err.splitlines()
+        assert "houses.csv: columns that the model does not have: price" in notes
+        assert "'houses.csv', line 3, column 'area': no value, sent as NaN" in notes
+    assert await run("infer", server.http_url, "Houses", "houses.csv:rooms,town,area") == 0
+    assert capsys.readouterr().out.split() == ["price", "100", "nan"]
+
+
+async def test_a_row_of_all_columns(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", server.http_url, "Houses", "Bath,50,2") == 0
+    assert capsys.readouterr().out.split() == ["price", "100"]
+    assert await run("infer", server.http_url, "Houses", '"Bath, UK",50,3') == 0
+    assert capsys.readouterr().out.split() == ["price", "150"]
+    assert await run("infer", server.http_url, "Houses", "Bath,50") == 2
+    assert "expected NAME=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("rooms,town,surface", "'houses.csv' has no column 'area'; it has 'rooms', 'town', 'surface'"),
+        ("rooms,town,areas", "'houses.csv' has no column 'area'; did you mean 'areas'?"),
+        ("number,city,area", "'houses.csv' has no column 'town', 'rooms'; it has 'number', 'city', 'area'"),
+    ],
+)
+async def test_a_column_is_missing(
+    server: Server, folder: Path, header: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "houses.csv").write_text(f"{header}\n2,Bath,50\n")
+    assert await run("infer", server.http_url, "Houses", "houses.csv") == 2
+    assert capsys.readouterr().err == f"dragoman: {message}\n"
+
+
+async def test_missing_inputs_are_listed_after_the_message(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", server.http_url, "Houses", "town=Bath", "area=50") == 2
+    assert ".;" not in (text := capsys.readouterr().err)
+    assert text.endswith("; not given: rooms=... (FP64[-1])\n")

@@ -186,7 +186,7 @@ async def test_a_model_that_takes_files(server: Server, capsys: pytest.CaptureFi
         (["last", "p.png", "--scale=-1..255"], "--scale: UINT8 does not hold values -1..255"),
         (["half", "p.png", "--scale", "imagenet"], "--scale imagenet: expected an input of floats with three channels"),
         (["fixed", "p.png", "--layout", "nhwc"], "expected 1, 3 or 4 channels, and as NHWC [-1, 3, 6, 8] has 8"),
-        (["fixed", "text.png"], "'text.png' cannot be read as a picture"),
+        (["fixed", "text.png"], "'text.png' is not a picture"),
         (["fixed", "none.png"], "'none.png' cannot be read: No such file or directory"),
         (["sound", "s.wav"], "'s.wav': expected a WAV file"),
         (["fixed", "photo.gif"], "or a file (.npy, .json, .csv, .tsv, .parquet, .png, .jpg, .jpeg, .webp, .bmp, .wav)"),

@@ -21,9 +21,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_new_project_passes_its_test_and_is_served(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "rain-fall"]) == 0
     out = capsys.readouterr().out.splitlines()
-    files = ["models/rain-fall/model.py", "tests/test_model.py", "Containerfile", "README.md"]
-    assert out[:4] == [f"rain-fall/{file}" for file in files]
+    files = ["models/rain-fall/model.py", "tests/test_model.py", "pytest.ini", "Containerfile", "README.md"]
+    assert out[:5] == [f"rain-fall/{file}" for file in files]
     project = folder / "rain-fall"
+    # Settings and the conftest.py of a folder around it are not those of the project.
+    (folder / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--strict-config"\nunknown = 1\n')
+    (folder / "conftest.py").write_text("import a_package_that_is_not_installed\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout

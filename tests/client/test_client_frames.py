@@ -1,11 +1,13 @@
 """Data frames, and values of codecs."""
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import dragoman
 from dragoman import errors
 from dragoman.codecs.codec import CODECS
 
@@ -197,3 +199,27 @@ def test_a_matrix_becomes_columns_of_a_frame(client: Any) -> None:
     pd.testing.assert_frame_equal(table, pd.DataFrame({"scores_a <b>": [1.0], "scores_c": [2.0]}))
     plain = client.infer("Echo", {"m": np.arange(4).reshape(2, 2)}).to_dataframe()
     pd.testing.assert_frame_equal(plain, pd.DataFrame({"m_0": [0, 2], "m_1": [1, 3]}))
+
+
+def test_rows_of_a_pipeline_with_text_columns(tmp_path: Path) -> None:
+    """A frame, a row of it and records are columns by name; labels that are text come back as text."""
+    joblib = pytest.importorskip("joblib")
+    ensemble, pipeline = pytest.importorskip("sklearn.tree"), pytest.importorskip("sklearn.pipeline")
+    compose, preprocessing = pytest.importorskip("sklearn.compose"), pytest.importorskip("sklearn.preprocessing")
+    table = pd.DataFrame({"town": ["Bath", "Hull", "Bath", "Hull"], "area": [30, 40, 80, 90]})
+    columns = compose.make_column_transformer((preprocessing.OneHotEncoder(), ["town"]), remainder="passthrough")
+    estimator = pipeline.make_pipeline(columns, ensemble.DecisionTreeClassifier(random_state=0))
+    joblib.dump(estimator.fit(table, ["flat", "flat", "house", "house"]), tmp_path / "homes.joblib")
+    with (
+        dragoman.Server(tmp_path / "homes.joblib", http_port=0, grpc_port=-1, allow_pickle=True) as server,
+        dragoman.Client(server.http_url) as homes,
+    ):
+        assert homes.infer("homes", table)["predict"] == ["flat", "flat", "house", "house"]
+        assert homes.infer("homes", table.iloc[2])["predict"] == ["house"]
+        assert homes.infer("homes", table.to_dict("records")[1:3])["predict"] == ["flat", "house"]
+        with pytest.raises(errors.InvalidInput, match="number 1 without 'area' and with 'size'"):
+            homes.infer("homes", [{"town": "Bath", "area": 1}, {"town": "Bath", "size": 1}])
+        with pytest.raises(errors.InvalidInput) as caught:
+            homes.infer("homes", table.rename(columns={"area": "size"}))
+    expected = "expected the columns 'town', 'area': the table has no 'area'; the model has no 'size'"
+    assert str(caught.value) == expected

@@ -64,6 +64,21 @@ def test_a_picture_that_needs_a_choice_is_rejected(client: Any, name: str, image
     assert str(caught.value) == f"input '{name}': {message}"
 
 
+def test_a_list_of_converted_pictures_is_a_batch(client: Any) -> None:
+    arrays = [
+        picture(photo(20, 16), size=(8, 10), layout="NHWC", scale=1 / 255),
+        picture(photo(), layout="NHWC", scale=1),
+    ]
+    np.testing.assert_array_equal(client.infer("Pixels", {"floats": arrays})["floats"], np.concatenate(arrays))
+
+
+def test_a_path_says_how_to_read_the_file(client: Any) -> None:
+    with pytest.raises(errors.InvalidInput) as caught:
+        client.infer("Pixels", {"floats": "photo.jpg"})
+    advice = "; a file is read by dragoman.client.picture('photo.jpg', size=(8, 10), layout=\"NHWC\", scale=1 / 255)"
+    assert str(caught.value) == f"input 'floats': expected datatype FP32, got BYTES{advice}"
+
+
 def test_the_advice_works(client: Any) -> None:
     array = picture(photo(20, 16), size=(8, 10), layout="NHWC", scale=1 / 255)
     back = client.infer("Pixels", {"floats": array})["floats"]
@@ -122,7 +137,7 @@ def test_photos_are_turned_upright() -> None:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (b"no image", {}, "the image cannot be read"),
+        (b"no image", {}, "these bytes are not a picture"),
         ("missing.png", {}, "the image cannot be read.*missing.png"),
         (3, {}, "expected a path, bytes or an image of Pillow, got int"),
         (Image.new("I;16", (1, 1)), {}, "expected 8 bits for each channel, got an image of mode I;16"),

@@ -154,7 +154,7 @@ def test_columns_by_content_type_in_any_order(tmp_path: Path) -> None:
     trained.fit(frame, labels)
     model = _load(trained, tmp_path)
     np.testing.assert_array_equal(_with_frame(model, frame[["note", "age", "class", "port"]]), trained.predict(frame))
-    with pytest.raises(InvalidInput, match="misses input 'note'"):
+    with pytest.raises(InvalidInput, match="the table has no 'note'"):
         _with_frame(model, frame[["age", "class", "port"]])
 
 

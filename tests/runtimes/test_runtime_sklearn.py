@@ -75,14 +75,16 @@ def test_numbers_keep_their_datatype(tmp_path: Path, dtype: Any) -> None:
     np.testing.assert_array_equal(result["predict_proba"], forest.predict_proba(rows))
 
 
-def test_text_labels_are_bytes(tmp_path: Path) -> None:
+def test_text_labels_say_that_they_are_text(tmp_path: Path) -> None:
     data = load_iris()
     svc = SVC().fit(data.data, data.target_names[data.target])
     model = _load(svc, tmp_path)
     assert model.signature().outputs[0] == TensorSpec("predict", BYTES, (-1,))
     result = model.infer(_call(input=data.data))
     assert isinstance(result, dict)
-    assert Tensor.of(result["predict"]).data.tolist() == [label.encode() for label in svc.predict(data.data)]
+    labels = result["predict"]
+    assert labels.data.tolist() == [label.encode() for label in svc.predict(data.data)]
+    assert labels.parameters == {"content_type": "str"}
 
 
 def test_feature_names_raise_no_warning(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ VALUE:
   photo.jpg, a.png,b.png           pictures (png, jpg, webp, bmp) as pixels in the declared size and layout
   speech.wav                       a sound as samples of one channel, from -1 to 1
   any other text         text, for a model that expects it
-Without NAME= the value is for the only input of the model; put -- before values that begin with -.
---data has all inputs at once: JSON, or a file, or - for standard input; a CSV file has a column for each input, or all
-columns of the only one.
+Without NAME= the value is for the only input of the model, or a table or one row of values for all of its columns; put
+-- before values that begin with -. --data has all inputs at once: JSON, or a file, or - for standard input; a CSV file
+has a column for each input, or all columns of the only one; an empty cell is NaN for floats.
 
 {KEY_HELP}
 examples:
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         except InvalidInput as error:
             missing = missing_inputs(inputs, signature)
             hint = f"; not given: {missing}" if missing else ""
-            raise InvalidInput(error.message + _output_hint(arguments, error, signature) + hint) from error
+            raise InvalidInput(error.message.rstrip(".") + _output_hint(arguments, error, signature) + hint) from error
         except ServerError as error:
             print(f"dragoman: {printable(error.message)}", file=sys.stderr)
             return 1

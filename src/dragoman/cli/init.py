@@ -15,6 +15,8 @@ _TEMPLATES = Path(__file__).parent / "static"
 _FILES = {
     "model.txt": "models/$name/model.py",
     "test.txt": "tests/test_model.py",
+    # Settings and a conftest.py of folders around the project are not those of its tests.
+    "pytest.txt": "pytest.ini",
     "containerfile.txt": "Containerfile",
     "readme.txt": "README.md",
 }

@@ -1,5 +1,6 @@
 """Inputs of a model from words of a command line, JSON, and files of NumPy, CSV and JSON."""
 
+import csv
 import io
 import json
 import math
@@ -43,8 +44,13 @@ def parse_inputs(words: Sequence[str], data: str | None, signature: Signature, m
     """Return the inputs of `Client.infer`. Raises InvalidInput that names an unknown input or an invalid value."""
     media = media or Media()
     values: dict[str, Any] = {}
+    whole = _all_columns(words, data, signature)
+    if data is None and isinstance(whole, str):
+        words, data = [], whole
+    elif isinstance(whole, list):
+        words, values = [], dict(zip((spec.name for spec in signature.inputs), whole, strict=True))
     if data is not None:
-        file_values = _read_data(data, signature)
+        file_values = _read_data(data, signature, media)
         if isinstance(file_values, InferenceRequest):
             return file_values
         values.update(file_values)
@@ -123,6 +129,17 @@ def _split_word(word: str, signature: Signature) -> tuple[str, Any]:
     raise InvalidInput(f"expected NAME=VALUE with a name of {', '.join(known) or 'the model'}, got '{word}'")
 
 
+def _all_columns(words: Sequence[str], data: str | None, signature: Signature) -> str | list[str] | None:
+    """Return what one word without a name is for a model of several columns: a table, or a row of values."""
+    columns = [spec.shape is None or len(spec.shape) == 1 for spec in signature.inputs]
+    if len(words) != 1 or data is not None or len(columns) < 2 or not all(columns):
+        return None
+    if split_columns(words[0])[0].lower().endswith((*TABLE_SUFFIXES, ".json")) and "=" not in words[0]:
+        return words[0]
+    (row,) = csv.reader([words[0]])
+    return row if len(row) == len(columns) and "=" not in words[0] else None
+
+
 def _check_names(values: Mapping[str, Any], signature: Signature) -> None:
     specs = {spec.name: spec for spec in signature.inputs}
     for name in values:
@@ -147,7 +164,7 @@ def _convert(value: Any, spec: TensorSpec, media: Media) -> Any:
     try:
         if isinstance(value, str):
             found = media.read(value, spec) if value.lower().endswith(MEDIA_SUFFIXES) else None
-            value = _parse(value, spec) if found is None else found
+            value = _parse(value, spec, media) if found is None else found
         if isinstance(value, np.ndarray):
             tensor = Tensor.of(value, spec.datatype)
             shape = _declared_shape(tensor.data.size, spec) if value.ndim == 1 else None
@@ -174,10 +191,10 @@ def _element(value: Any, spec: TensorSpec) -> Any:
     return number
 
 
-def _parse(text: str, spec: TensorSpec) -> Any:
+def _parse(text: str, spec: TensorSpec, media: Media) -> Any:
     """Return the value of a word: the content of a file, JSON, numbers, or text."""
     if split_columns(text)[0].lower().endswith(_SUFFIXES):
-        return _read_file(text, spec)
+        return _read_file(text, spec, media)
     if spec.datatype is BYTES and not text.startswith(("[", '"')):
         return [text]
     for form in (text, f"[{text}]") if text.strip() else ():
@@ -241,8 +258,12 @@ def _nest(values: list[Any], shape: Sequence[int]) -> Any:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _read_data(data: str, signature: Signature) -> Any:
-    """Return the values of `--data` by input, or a request of the protocol."""
+def _read_data(data: str, signature: Signature, media: Media) -> Any:
+    """Return the values of `--data` by input, or a request of the protocol.
+
+    Columns of a table that the model does not have are left out with a note. Raises InvalidInput if one is missing that
+    may be meant by such a column.
+    """
     if data == "-":
         return _from_json(sys.stdin.read(), "standard input", signature)
     if data.lstrip().startswith(("{", "[")):
@@ -259,9 +280,18 @@ def _read_data(data: str, signature: Signature) -> Any:
         table = table.select(columns) if columns else table
         if table.header and (len(names) != 1 or names[0] in table.header):
             known = {name: specs.get(name, TensorSpec(name)) for name in table.header}
-            _check_names(known, signature)
-            return {name: _cells(table.select([name]), spec) for name, spec in known.items()}
-    return {_only(names): _read_file(data, signature.inputs[0])}
+            if not signature.open_inputs and specs:
+                known = {name: spec for name, spec in known.items() if name in specs}
+            others = [name for name in table.header if name not in known]
+            missing = [name for name in names if name not in known]
+            if others and missing:
+                message = f"'{path}' has no column {', '.join(map(repr, missing))}"
+                hint = suggestion(missing[0], others) if len(missing) == 1 else ""
+                raise InvalidInput(message + (hint or f"; it has {', '.join(map(repr, table.header))}"))
+            if others:
+                media.notes.append(f"{path}: columns that the model does not have: {', '.join(others)}")
+            return {name: _cells(table.select([name]), spec, media) for name, spec in known.items()}
+    return {_only(names): _read_file(data, signature.inputs[0], media)}
 
 
 def _only(names: Sequence[str]) -> str:
@@ -280,7 +310,7 @@ def _from_json(text: str, source: str, signature: Signature) -> Any:
     return value if isinstance(value, dict) else {_only([spec.name for spec in signature.inputs]): value}
 
 
-def _read_file(path: str, spec: TensorSpec) -> Any:
+def _read_file(path: str, spec: TensorSpec, media: Media) -> Any:
     if path.endswith(".npy"):
         try:
             return np.load(io.BytesIO(_bytes(path)), allow_pickle=False)
@@ -290,24 +320,34 @@ def _read_file(path: str, spec: TensorSpec) -> Any:
         return parse_json(_bytes(path).decode(errors="replace"), list, path)
     path, columns = split_columns(path)
     table = read_table(path, columns or [spec.name], _is_number)
-    return _cells(table.select(columns) if columns else table, spec)
+    return _cells(table.select(columns) if columns else table, spec, media)
 
 
-def _cells(table: Table, spec: TensorSpec) -> list[Any]:
+def _cells(table: Table, spec: TensorSpec, media: Media) -> list[Any]:
     """Return the values of a table for an input: a list if it has one column, else a list of rows.
 
-    Raises InvalidInput that names the line and the column of a value that is missing or of another type.
+    Cells without a value are NaN for floats, with a note. Raises InvalidInput that names the line and the column of
+    another one, and of a value of another type.
     """
     rows: list[list[Any]] = []
+    empty = []
     for i, row in enumerate(table.rows):
         rows.append([])
         for j, cell in enumerate(row):
-            if cell is None or (cell == "" and spec.datatype is not BYTES):
+            is_empty = cell is None or (isinstance(cell, str) and cell.strip() == "" and spec.datatype is not BYTES)
+            if is_empty and spec.datatype is not None and spec.datatype.kind == "float":
+                empty.append(table.place(i, j))
+                rows[-1].append(math.nan)
+                continue
+            if is_empty:
                 raise InvalidInput(f"{table.place(i, j)}: no value; expected {spec.datatype or 'a value'}")
             try:
                 rows[-1].append(_element(cell, spec))
             except InvalidInput as error:
                 raise InvalidInput(f"{table.place(i, j)}: {error.message}") from error
+    if empty:
+        others = f", and {len(empty) - 1} more" if len(empty) > 1 else ""
+        media.notes.append(f"{empty[0]}: no value, sent as NaN{others}")
     return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows
 
 

@@ -231,6 +231,8 @@ def _picture_size(path: str, content: bytes) -> tuple[int, int]:
         with Image.open(io.BytesIO(content)) as image:
             turned = ImageOps.exif_transpose(image)
             return turned.height, turned.width
+    except Image.UnidentifiedImageError as error:
+        raise InvalidInput(f"'{path}' is not a picture, or one of a format that Pillow does not read") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidInput(f"'{path}' cannot be read as a picture: {error}") from error
 

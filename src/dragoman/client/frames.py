@@ -36,6 +36,24 @@ def is_pandas(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "ndim")
 
 
+def columns_of_rows(value: Any) -> Any:
+    """Return a row of pandas or a list of records as a frame of one row or lists by column; other values unchanged.
+
+    Raises InvalidInput if the records differ in their names.
+    """
+    if is_series(value) and value.index.dtype.kind not in "iu":
+        return value.to_frame().T.infer_objects().reset_index(drop=True)
+    if not (isinstance(value, (list, tuple)) and value and all(isinstance(each, Mapping) for each in value)):
+        return value
+    for i, record in enumerate(value):
+        if set(record) != set(value[0]):
+            names = ", ".join(repr(name) for name in value[0] if name not in record)
+            others = ", ".join(repr(name) for name in record if name not in value[0])
+            reasons = " and ".join([f"without {names}"] * bool(names) + [f"with {others}"] * bool(others))
+            raise InvalidInput(f"expected records with the same names, got number {i} {reasons}")
+    return {name: [record[name] for record in value] for name in value[0]}
+
+
 def request_of_frame(frame: Any, signature: Signature, to_tensor: ToTensor, cast: bool) -> InferenceRequest:
     """Return a request of a frame: its matrix for a model of one matrix, else one input per column.
 

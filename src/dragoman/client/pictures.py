@@ -17,6 +17,7 @@ Fit = Literal["stretch", "letterbox", "crop"]
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # What detectors are trained with around a picture of another shape.
 _GREY = 114
+_MAX_PATH = 255  # characters of a path that a message repeats
 
 
 def picture(
@@ -100,6 +101,18 @@ def picture_to_tensor(value: Any, spec: TensorSpec) -> Tensor:
     return Tensor.of(np.concatenate([picture(each, layout=layout, channels=channels) for each in images]))
 
 
+def path_hint(path: str | bytes, spec: TensorSpec) -> str:
+    """Return how to send a file if an input of pictures got its path, else ""."""
+    path = path if isinstance(path, str) else path.decode(errors="replace")
+    if _axes(spec) is None or len(path) > _MAX_PATH:
+        return ""
+    scale = "" if spec.datatype is UINT8 else ", scale=1 / 255"
+    layout, _, height, width = _axes(spec) or ("NCHW", 3, -1, -1)
+    size = "" if -1 in (height, width) else f", size=({height}, {width})"
+    form = "" if layout == "NCHW" else f', layout="{layout}"'
+    return f"a file is read by dragoman.client.picture({path!r}{size}{form}{scale})"
+
+
 def _axes(spec: TensorSpec) -> tuple[Layout, int, int, int] | None:
     """Return layout, channels, height and width of an input of pictures; None if it is not one."""
     shape = spec.shape
@@ -120,6 +133,9 @@ def _open(image: Any) -> Any:
         try:
             image = Image.open(source)
             image.load()
+        except Image.UnidentifiedImageError as error:
+            name = f"'{source}' is" if isinstance(source, (str, PathLike)) else "these bytes are"
+            raise InvalidInput(f"{name} not a picture, or one of a format that Pillow does not read") from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise InvalidInput(f"the image cannot be read: {error}") from error
     elif not is_picture(image):

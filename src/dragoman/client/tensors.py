@@ -8,8 +8,16 @@ from typing import Any
 import numpy as np
 
 from dragoman.client.arrays import fit, hint, is_array, to_array
-from dragoman.client.frames import column_to_tensor, is_frame, is_series, matrix, request_of_frame, series
-from dragoman.client.pictures import is_picture, picture_to_tensor, takes_pixels
+from dragoman.client.frames import (
+    column_to_tensor,
+    columns_of_rows,
+    is_frame,
+    is_series,
+    matrix,
+    request_of_frame,
+    series,
+)
+from dragoman.client.pictures import is_picture, path_hint, picture_to_tensor, takes_pixels
 from dragoman.codecs.codec import CODECS
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
@@ -56,6 +64,10 @@ def request(inputs: Any, signature: Signature | None, model: str, cast: bool = F
             )
     if _are_inputs(inputs):
         return InferenceRequest(inputs=list(inputs))
+    if signature is not None and len(signature.inputs) > 1:
+        inputs = columns_of_rows(inputs)
+        if isinstance(inputs, Mapping):
+            return request(inputs, signature, model, cast)
     if is_frame(inputs):
         to_tensor = partial(_tensor, cast=cast)
         return request_of_frame(inputs, signature or _NOTHING_DECLARED, to_tensor, cast)
@@ -73,7 +85,8 @@ def conversion_hint(message: str, request: InferenceRequest, signature: Signatur
     for given in request.inputs:
         spec, own = _spec(signature, given.name), given.tensor.datatype.name
         if spec.datatype is not None and own in message and spec.datatype.name in message:
-            return hint(given.tensor, spec)
+            is_text = given.tensor.datatype is BYTES and given.tensor.data.size == 1
+            return path_hint(given.tensor.data.flat[0], spec) if is_text else hint(given.tensor, spec)
     return ""
 
 
@@ -203,12 +216,17 @@ def _has_codec(value: Any) -> bool:
 def _plain_tensor(value: Any, spec: TensorSpec, cast: bool) -> Tensor:
     """Convert numbers, strings and lists of them to the datatype of the model."""
     datatype = spec.datatype
+    if isinstance(value, str) and takes_pixels(spec):
+        advice = path_hint(value, spec)
+        raise InvalidInput(f"expected {datatype}, got the text {value!r}" + (f"; {advice}" if advice else ""))
     if not isinstance(value, (list, tuple)):
         # Open Inference: a scalar has no shape; models declare it as one element, usually [1].
         value = np.full((1,) * len(spec.shape or (0,)), value, object if isinstance(value, str | bytes) else None)
         array = value
     else:
         array = _array(value)
+        if spec.shape is not None and _are_single_rows(value, len(spec.shape)):
+            array = array.reshape(-1, *array.shape[2:])
     if not array.size and datatype is not None:
         return Tensor(np.empty(array.shape, datatype.dtype), datatype)
     if cast and np.asarray(array).dtype.kind in "biuf":
@@ -216,6 +234,11 @@ def _plain_tensor(value: Any, spec: TensorSpec, cast: bool) -> Tensor:
     tensor = Tensor.of(array, datatype)
     text = tensor.datatype is BYTES and array.ndim < 2 and _is_all_text(array.flat)
     return Tensor(tensor.data, tensor.datatype, _TEXT) if text else tensor
+
+
+def _are_single_rows(value: Any, axes: int) -> bool:
+    """Return whether a list has arrays of one row each, [1, ...], such as pictures, for an input of as many axes."""
+    return bool(value) and all(isinstance(each, np.ndarray) and each.ndim == axes and len(each) == 1 for each in value)
 
 
 def _array(value: Any) -> Any:

@@ -27,12 +27,9 @@ def columns_in_order(frame: Any, names: Sequence[str]) -> Any:
     missing = [name for name in names if name not in given]
     extra = [name for name in given if name not in names]
     if missing or extra:
-        reasons = [f"misses input '{name}'" for name in missing[:1]] + [
-            f"knows no input '{name}'" for name in extra[:1]
-        ]
-        raise InvalidInput(
-            f"content type 'pd': the model {' and '.join(reasons)}; expected {', '.join(map(repr, names))}"
-        )
+        reasons = [f"the table has no {', '.join(map(repr, missing))}"] if missing else []
+        reasons += [f"the model has no {', '.join(map(repr, extra))}"] if extra else []
+        raise InvalidInput(f"expected the columns {', '.join(map(repr, names))}: {'; '.join(reasons)}")
     return frame if given == list(names) else frame[list(names)]
 
 

@@ -15,11 +15,12 @@ import numpy as np
 from dragoman import plugins
 from dragoman.codecs.decode import Defaults
 from dragoman.core.calls import Infer
-from dragoman.core.datatypes import Array, datatype_of
+from dragoman.core.datatypes import BYTES, Array, datatype_of
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import Tensor
 from dragoman.runtimes.class_names import estimator_kind
 from dragoman.runtimes.files import check_installed, check_pickle, model_path
 from dragoman.runtimes.sklearn import RUNTIME
@@ -118,6 +119,9 @@ def read_pickle(spec: ModelSpec) -> Any:
 _METHODS = ("predict", "transform", "predict_proba", "decision_function")
 
 
+_TEXT = {"content_type": "str"}
+
+
 class SklearnModel(Model):
     """An estimator; its methods predict, transform, predict_proba and decision_function are outputs.
 
@@ -188,14 +192,14 @@ class SklearnModel(Model):
         scores = [self._signature.output(name) for name in ("predict_proba", "decision_function")]
         return {spec.name: names for spec in scores if spec is not None and spec.shape in (None, (-1, len(names)))}
 
-    def infer(self, call: Infer) -> Mapping[str, Array]:
+    def infer(self, call: Infer) -> Mapping[str, Tensor | Array]:
         value = content(call, self._defaults)
         rows = self._table.rows(call.inputs) if value is None else self._table.from_content(value)
         names = call.outputs or tuple(s.name for s in self._signature.outputs if not s.optional)
         result: dict[str, Array] = {}
         for method in dict.fromkeys(self._sources[name] for name in names):
             result.update(self._compute(method, rows))
-        return result
+        return {name: _with_text(array) for name, array in result.items()}
 
     def _compute(self, method: str, rows: Any) -> dict[str, Array]:
         try:
@@ -230,3 +234,9 @@ class SklearnModel(Model):
             specs = [TensorSpec(method, optional=optional)]
         self._sources.update({spec.name: method for spec in specs})
         return specs
+
+
+def _with_text(array: Array) -> Tensor | Array:
+    """Return an output; labels that are text say so, and clients get them as text instead of bytes."""
+    is_text = array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(each, str) for each in array.flat))
+    return Tensor.of(array, BYTES, _TEXT) if is_text and array.ndim == 1 else array

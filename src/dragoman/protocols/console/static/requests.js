@@ -152,7 +152,7 @@ export function Requests() {
   const cell = (value) => (value === null || value === undefined ? "–" : duration(value));
   return html`<h1>Requests</h1>
     ${problem && html`<p class="error" role="alert">${isAbsent ? "This address does not list requests: see the admin port." : problem.message}</p>`}
-    ${listed?.kept === 0 && html`<p class="note">The server keeps no requests. Start it with <code>--recent-requests 1000</code> to see those of all clients here, and where their time goes.
+    ${listed?.kept === 0 && html`<p class="note">The server keeps no requests. Start it with <code>--recent-requests 1000</code> to see those of all clients here, and where their time goes.${" "}
       ${sent.length > 0 ? "These were sent in this tab." : "Those that you send in this tab are listed as well."}</p>`}
     ${(listed || sent.length > 0) && html`<${Filter} rows=${candidates} filter=${filter} onFilter=${change} />`}
     ${kept.length > 0 && html`<p><label class="inline"><input type="checkbox" checked=${isAll} onChange=${(e) => setIsAll(e.target.checked)} />
