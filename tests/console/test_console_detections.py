@@ -123,6 +123,20 @@ def relative(boxes: NDArray[Any], random: np.random.Generator) -> NDArray[Any]:
     return head
 
 
+def from_cells(head: NDArray[Any], boxes: NDArray[Any]) -> NDArray[Any]:
+    """Return the raw head of YOLOX: offsets of centres from their cell, and logarithms of sizes."""
+    raw = np.zeros_like(head)
+    starts = {8: 0, 16: 40 * 32, 32: 40 * 32 + 20 * 16}
+    for i, (box, (x, y, width, height)) in enumerate(zip(boxes, centred(boxes), strict=True)):
+        stride = (8, 16, 32)[i % 3]
+        column, row = int(x // stride), int(y // stride)
+        at = raw[0, starts[stride] + row * (WIDTH // stride) + column]
+        at[:4] = x / stride - column, y / stride - row, np.log(width / stride), np.log(height / stride)
+        at[4], at[5 + int(box[5])] = 1, box[4]
+    raw[0, 0, 2] = -1  # of a cell without a box
+    return raw
+
+
 def tensor(name: str, values: NDArray[Any], datatype: str = "FP32") -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": list(values.shape), "data": values.ravel().tolist()}
 
@@ -153,6 +167,7 @@ def encodings(boxes: NDArray[Any], random: np.random.Generator) -> dict[str, lis
             tensor("num_detections", np.array([float(len(boxes))])),
         ],
     }
+    found["yolox"] = [tensor("output", from_cells(v5[:, :CELLS], boxes))]
     if len(boxes) > 1:
         found["ssd"] = [tensor("scores", planes), tensor("boxes", fractions[None])]
         scaled = centred(boxes) / [WIDTH, HEIGHT, WIDTH, HEIGHT]

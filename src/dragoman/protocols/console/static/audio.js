@@ -6,6 +6,8 @@ const [MIN_RATE, MAX_RATE] = [3_000, 192_000];
 const MIN_SAMPLES = 800; // of a fixed length, or of an output
 const NAME = /audio|wav|speech|pcm|sound|voice|signal|samples?$/i;
 const RATE_NAME = /^(sr|fs|sample_?rate|sampling_?rate|rate)$/i;
+const STATE_NAME = /state|hidden|cache|^[hc][0n]?$/i;
+const PART = 512; // samples
 const ARRAYS = { FP16: globalThis.Float16Array, FP32: Float32Array, FP64: Float64Array, INT16: Int16Array };
 const COLUMNS = 300;
 
@@ -45,9 +47,12 @@ export async function decode(encoded, rate, name) {
   return samples;
 }
 
-export async function readSound(file, rate) {
+// How many samples are sent at first, 0 for all: a model with a state takes a sound in short parts.
+export const firstMost = (inputs) => (inputs.some(({ name }) => STATE_NAME.test(name)) ? PART : 0);
+
+export async function readSound(file, rate, most = 0) {
   const encoded = await file.arrayBuffer();
-  return { name: file.name, encoded, rate, from: 0, most: 0, samples: await decode(encoded, rate, file.name) };
+  return { name: file.name, encoded, rate, from: 0, most, samples: await decode(encoded, rate, file.name) };
 }
 
 // The samples that are sent: from a second on, at most `most` if that is not 0, cut to the length that the shape declares or

@@ -137,7 +137,7 @@ function grids(tensor, size, names) {
   const isNamed = names && [4, 5].includes(width - names.length);
   if (!single && !triple && !isNamed) return [];
   const hasObjectness = isNamed ? width === names.length + 5 : triple || (!isTransposed && width === 85);
-  const plain = head("boxes and classes (YOLOv8, 11)", false, !hasObjectness);
+  const plain = head("boxes and classes (YOLOv8, 11)", false, !hasObjectness && (isTransposed || Boolean(isNamed)));
   const objects = head("boxes, object and classes (YOLOv5, 7, X)", true, hasObjectness);
   return hasObjectness ? [objects, plain] : [plain, objects];
 }

@@ -7,11 +7,12 @@ import { percent } from "./reading.js";
 
 const THRESHOLD = 0.25;
 const MAX_DRAWN = 200;
+const MAX_NAMED = 25; // of more boxes the names would hide the photo
 const OFF = "off";
 
 const nameOf = (names, index) => names?.[index] ?? `class ${index}`;
 
-function Box({ box, photo, name, isFaint }) {
+function Box({ box, photo, name, isFaint, isNamed }) {
   const color = classColor(box.index);
   const share = (v, whole) => `${(100 * v) / whole}%`;
   const style = {
@@ -20,7 +21,7 @@ function Box({ box, photo, name, isFaint }) {
   };
   const isHigh = box.y0 < photo.height * 0.06; // no room for the name above
   return html`<div class=${isFaint ? "box faint" : "box"} style=${style}>
-    <span class=${`${isHigh ? "inside" : ""} ${box.x0 > photo.width * 0.7 ? "left" : ""}`} style=${{ background: color, color: inkOn(color) }}>${name} ${percent(box.score)}</span></div>`;
+    ${isNamed && html`<span class=${`${isHigh ? "inside" : ""} ${box.x0 > photo.width * 0.7 ? "left" : ""}`} style=${{ background: color, color: inkOn(color) }}>${name} ${percent(box.score)}</span>`}</div>`;
 }
 
 function Choice({ label, value, options, onChange }) {
@@ -52,7 +53,7 @@ export function Detections({ heads, sent, names }) {
         ${sent.map(({ name }, i) => html`<option value=${i}>${name}</option>`)}</select></label>`}
     </div>
     ${head && html`<${Overlay} photo=${photo} label=${`Photo ${photo.name} with ${count}`}>
-        ${boxes.map((box, i) => html`<${Box} key=${i} box=${box} photo=${photo} name=${nameOf(names, box.index)} isFaint=${marked >= 0 && marked !== i} />`)}<//>
+        ${boxes.map((box, i) => html`<${Box} key=${i} box=${box} photo=${photo} name=${nameOf(names, box.index)} isFaint=${marked >= 0 && marked !== i} isNamed=${boxes.length <= MAX_NAMED || marked === i} />`)}<//>
       <p class="note" role="status">${count} of ${all.length}</p>
       ${boxes.length > 0 && html`<div class="scroll short" tabindex="0" role="region" aria-label="List of boxes"><table class="values"><thead><tr><th scope="col">class</th><th scope="col">score</th>
           ${["x", "y", "width", "height"].map((title) => html`<th scope="col" class="number">${title}</th>`)}</tr></thead>

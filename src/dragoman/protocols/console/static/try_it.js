@@ -1,6 +1,6 @@
 // A form made from a model's signature: numbers and text that are typed, pasted or dropped as files, and pictures.
 import { call, modelPath, roundsIntegers } from "./api.js";
-import { firstRate, isRate, readSound, Recorder, Sound, soundTensor, takesSound } from "./audio.js";
+import { firstMost, firstRate, isRate, readSound, Recorder, Sound, soundTensor, takesSound } from "./audio.js";
 import { Examples } from "./examples.js";
 import { html, useState } from "./html.js";
 import { fileTensor, pictureTensor, takesPictures } from "./images.js";
@@ -54,13 +54,13 @@ function columnText(cells, { datatype, shape }) {
 }
 
 // The values that a field gets from files: text of a table, pictures, or bytes. Throws an Error.
-async function readFiles(field, files, rate) {
+async function readFiles(field, files, { rate, most }) {
   if (field.isPhoto && files.every((file) => file.type.startsWith("image/"))) {
     return { pictures: await Promise.all(files.map(readPhoto)), file: null };
   }
   if (files.length > 1) throw new Error(`expected one file, got ${files.length}`);
   const [file] = files;
-  if (field.takesSound && (/^(audio|video)\//.test(file.type) || file.name === "recording")) return { sound: await readSound(file, rate) };
+  if (field.takesSound && (/^(audio|video)\//.test(file.type) || file.name === "recording")) return { sound: await readSound(file, rate, most) };
   if (/^text\/|json$/.test(file.type) || /\.(csv|tsv|txt|json)$/i.test(file.name)) {
     return { text: await file.text(), pictures: [], file: null, sound: null };
   }
@@ -102,11 +102,11 @@ function Values({ field, id, onChange }) {
   return html`<details><summary>Numbers instead of a picture</summary><${Text} field=${field} id=${id} onChange=${onChange} /></details>`;
 }
 
-function Field({ field, id, rate, onChange }) {
+function Field({ field, id, sounds, onChange }) {
   const [isOver, setIsOver] = useState(false);
   async function use(files) {
     try {
-      onChange({ ...(await readFiles(field, [...files], rate)), problem: "" });
+      onChange({ ...(await readFiles(field, [...files], sounds)), problem: "" });
     } catch (error) {
       onChange({ problem: error.message });
     }
@@ -166,7 +166,7 @@ export function TryIt({ name, version, model }) {
     if (i === index) return { ...field, ...values };
     return values.sound && isRate(field) ? { ...field, text: String(values.sound.rate) } : field;
   }));
-  const rate = firstRate(fields.find(isRate)?.text);
+  const sounds = { rate: firstRate(fields.find(isRate)?.text), most: firstMost(fields) };
 
   function compose() {
     const found = fields.filter((field) => field.isSent).map((field) => {
@@ -204,7 +204,7 @@ export function TryIt({ name, version, model }) {
   return html`<div class=${isWide ? "beside" : ""}><form onSubmit=${submit}>
       <${Examples} model=${model} fieldsOf=${initialFields} onFields=${(filled) => (setFields(filled), setAnswer(null), setProblem(""))} />
       ${fields.length > 1 && html`<${Columns} fields=${fields} onColumns=${useColumns} />`}
-      ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} rate=${rate} onChange=${(values) => change(i, values)} />`)}
+      ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} sounds=${sounds} onChange=${(values) => change(i, values)} />`)}
       <button class="primary" disabled=${busy}>${busy ? "Running …" : "Run"}</button>
     </form>
     <div aria-live="polite">
