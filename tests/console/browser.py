@@ -79,7 +79,9 @@ class Browser:
         return text
 
     async def panel(self) -> str:
-        text: str = await self.page.inner_text("[role=tabpanel]")
+        panel = self.page.get_by_role("tabpanel")
+        await playwright.expect(panel).not_to_have_text("Loading …")  # its code is loaded when it is shown
+        text: str = await panel.inner_text()
         return text
 
     async def keep(self, name: str) -> None:

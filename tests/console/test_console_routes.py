@@ -64,7 +64,9 @@ async def test_each_file_that_a_file_needs_is_served() -> None:
             if name.endswith("js"):
                 assert response.headers["content-type"] == "text/javascript; charset=utf-8"
                 imported = re.findall(r'(?:^|;)\s*(?:import|export)[^;"]*?from\s*"([^"]+)"', text, re.MULTILINE)
-                imported += re.findall(r'new URL\("(\./[^"]+)"', text)  # of a worker
+                imported += re.findall(
+                    r'(?:new URL|import)\("(\./[^"]+)"', text
+                )  # a worker, and what is loaded when it is shown
                 assert all(path.startswith("./") for path in imported), (name, imported)
                 waiting += [path.removeprefix("./") for path in imported]
     assert {path.name for path in STATIC.glob("*.*s")} <= found, "files that nothing loads"

@@ -26,13 +26,7 @@ from dragoman.protocols.wire import (
 _ROOT = Path(__file__).parent
 _SUFFIXES = {".js", ".mjs", ".css", ".svg"}
 _FILES = {path.name: path for path in (*_ROOT.glob("static/*"), *_ROOT.glob("vendor/*/*")) if path.suffix in _SUFFIXES}
-# Named in the page, so that a browser asks for all of them at once instead of one after the other.
-_MODULES = "".join(
-    f'<link rel="modulepreload" href="console/assets/{name}">\n'
-    for name in sorted(_FILES)
-    if Path(name).suffix in {".js", ".mjs"} and not name.endswith("_worker.js")
-)
-_PAGE = html_response((_ROOT / "static" / "console.html").read_text().replace("{modules}", _MODULES))
+_PAGE = html_response((_ROOT / "static" / "console.html").read_text())
 _MAX_LISTED = 200
 # What the page asks for below its own path, where it does not count as requests of clients. They change nothing.
 _MODEL_PATHS = [f"/v2/models/{{model}}{version}" for version in ("", "/versions/{version}")]

@@ -1,10 +1,12 @@
 // The console: its views by the address after #, and the key for a server that needs one.
 import { read, storeKey, storedKey } from "./api.js";
-import { html, render, useEffect, useRef, useState } from "./html.js";
-import { Live } from "./live.js";
-import { ModelView } from "./model.js";
+import { html, lazy, render, useEffect, useRef, useState } from "./html.js";
 import { Models } from "./models.js";
-import { Requests, RequestView } from "./requests.js";
+
+const Live = lazy(() => import("./live.js"), "Live");
+const ModelView = lazy(() => import("./model.js"), "ModelView");
+const Requests = lazy(() => import("./requests.js"), "Requests");
+const RequestView = lazy(() => import("./requests.js"), "RequestView");
 
 function useAddress() {
   const [address, setAddress] = useState(location.hash);

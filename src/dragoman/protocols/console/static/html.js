@@ -5,3 +5,18 @@ import htm from "./htm.module.js";
 
 export const html = htm.bind(h);
 export { render, useEffect, useLayoutEffect, useMemo, useRef, useState };
+
+// A component of a module that is loaded when it is shown first.
+export function lazy(load, name) {
+  let Component = null;
+  return function Lazy(props) {
+    const [problem, setProblem] = useState("");
+    const [, setIsLoaded] = useState(Component !== null);
+    useEffect(() => {
+      if (Component) return;
+      load().then((module) => ((Component = module[name]), setIsLoaded(true)), () => setProblem("This part of the page could not be loaded."));
+    }, []);
+    if (problem) return html`<p class="error" role="alert">${problem}</p>`;
+    return Component ? html`<${Component} ...${props} />` : html`<p class="note">Loading …</p>`;
+  };
+}

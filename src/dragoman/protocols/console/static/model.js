@@ -1,13 +1,15 @@
 // One model: a chat or a form to try it, code that calls it, and its signature.
 import { aboutPath, afterRequests, modelPath, read } from "./api.js";
-import { Chat } from "./chat.js";
-import { Graph } from "./graph.js";
-import { html, useEffect, useState } from "./html.js";
-import { Layers } from "./layers.js";
-import { Simulator } from "./simulator.js";
-import { Snippets } from "./snippets.js";
-import { TryIt } from "./try_it.js";
+import { html, lazy, useEffect, useState } from "./html.js";
 import { duration, kindGroup, kindName, platformName, plural } from "./words.js";
+
+const Chat = lazy(() => import("./chat.js"), "Chat");
+const Graph = lazy(() => import("./graph.js"), "Graph");
+const Layers = lazy(() => import("./layers.js"), "Layers");
+const Simulator = lazy(() => import("./simulator.js"), "Simulator");
+const Snippets = lazy(() => import("./snippets.js"), "Snippets");
+const TryIt = lazy(() => import("./try_it.js"), "TryIt");
+
 
 // Return the shapes of the example that a model answers, by input, also if its values are too many for the document.
 function exampleShapes(api) {
