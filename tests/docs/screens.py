@@ -100,7 +100,7 @@ class Studio:
 
 
 def _make_greedy(route: Any) -> None:
-    body = json.loads(route.request.post_data or "{}") | {"temperature": 0, "seed": 1, "max_tokens": 80}
+    body = json.loads(route.request.post_data or "{}") | {"temperature": 0, "seed": 1, "max_tokens": 200}
     route.continue_(post_data=json.dumps(body))
 
 
@@ -173,7 +173,7 @@ def draw_models(studio: Studio) -> bytes:
 
 @screen("chat")
 def draw_chat(studio: Studio) -> bytes:
-    with studio.page("/#/models/smollm2", 1000, 760) as page:
+    with studio.page("/#/models/smollm2", 1000, 940) as page:
         ask(page, "Write a Python function that tests whether a word is a palindrome.")
         mask_times(page)
         return bytes(page.screenshot())
