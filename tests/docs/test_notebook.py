@@ -16,7 +16,7 @@ import sys, nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], as_version=4)
 notebook.cells = [cell for cell in notebook.cells if not {*sys.argv[2:]} & {*cell.metadata.get("tags", ())}]
-NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
 print(nbformat.writes(notebook))
 """
 
@@ -30,7 +30,7 @@ def test_the_notebook_serves_what_it_says(tmp_path: Path) -> None:
         [sys.executable, "-c", RUN, str(NOTEBOOK), *([] if has_chat else ["chat"])],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
         cwd=tmp_path,
         env=environment,
