@@ -336,7 +336,7 @@ async def test_a_snippet_runs_for_any_name_of_a_tensor(browser: Browser) -> None
 async def test_a_simulator_and_its_gradient(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/energy", "Simulator")
-    await page.get_by_label("value of x0[0]").fill("2")
+    await page.get_by_label("value of x[0]").fill("2")
     await page.keyboard.press("Enter")
     await browser.has_texts(page.locator("td.number"), ["7", "4", "3"])  # 2^2 + 3, and its gradient
     await browser.press("Check")
@@ -345,21 +345,21 @@ async def test_a_simulator_and_its_gradient(browser: Browser) -> None:
     values = [float(text) for text in await page.locator(".bars td.number").all_inner_texts()]
     assert values == pytest.approx([7, 4, 4, 3, 3], abs=1e-4)
     await page.get_by_role("button", name="Plot", exact=True).click()
-    await page.get_by_role("button", name="Table of y0[0] along x0[0]").click()
-    rows = page.get_by_label("Values of y0[0] along x0[0]").locator("tbody tr")
+    await page.get_by_role("button", name="Table of output_0 along x[0]").click()
+    rows = page.get_by_label("Values of output_0 along x[0]").locator("tbody tr")
     found = [[float(cell) for cell in (await row.inner_text()).split()] for row in await rows.all()]
     assert len(found) == 25
     assert found[0] == [-5, 28, -21]  # x^2 + 3, and the tangent at 2
     assert found[-1] == [5, 28, 19]
     await browser.open("/#/models/decay", "Simulator")
-    await page.get_by_role("img", name="y0. 0.368 to 1").wait_for()
+    await page.get_by_role("img", name="output_0. 0.368 to 1").wait_for()
     await page.get_by_label("sliders from").fill("0")
     await page.get_by_label("to", exact=True).fill("2")
-    await page.get_by_label("x0[1]", exact=True).press("End")
-    await page.get_by_role("img", name="y0. 0.135 to 1").wait_for()
+    await page.get_by_label("x[1]", exact=True).press("End")
+    await page.get_by_role("img", name="output_0. 0.135 to 1").wait_for()
     await browser.press("Check")
     await page.get_by_role("button", name="Plot", exact=True).click()
-    await page.get_by_role("img", name="sum of y0 along x0[0]").wait_for()
+    await page.get_by_role("img", name="sum of output_0 along x[0]").wait_for()
     await browser.keep("simulator")
 
 

@@ -35,9 +35,15 @@ def slow(x: NDArray[Any]) -> NDArray[Any]:
     return value
 
 
+@dragoman.vector_function(inputs={"length": 1}, outputs={"doubled": 1}, gradient=lambda length, sens: 2 * sens)
+def glacial(length: NDArray[Any]) -> NDArray[Any]:
+    time.sleep(1.1)
+    return 2 * length
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    async with dragoman.Server(hill, slow, **DEFAULTS) as server:
+    async with dragoman.Server(hill, slow, glacial, **DEFAULTS) as server:
         yield await open_page(chromium, str(server.http_url))
 
 
@@ -62,9 +68,9 @@ async def test_a_map_of_a_fast_model_is_drawn_by_few_requests(browser: Browser) 
     section = page.get_by_role("region", name="Map")
     await section.get_by_role("application").or_(section.get_by_role("button", name="Compute the map")).wait_for()
     await section.get_by_role("button", name="Compute").click()
-    await section.get_by_text("Least -157 at x0[0] = -5, x0[1] = 5; greatest 0 at x0[0] = 2, x0[1] = -1.").wait_for()
+    await section.get_by_text("Least -157 at x[0] = -5, x[1] = 5; greatest 0 at x[0] = 2, x[1] = -1.").wait_for()
     assert 1 <= len(requests) <= 40, "1681 points or more"
-    assert await section.get_by_text("exp(y0[0]), largest = 1").count() == 1
+    assert await section.get_by_text("exp(log_density), largest = 1").count() == 1
     await section.get_by_role("button", name="Table").click()
     table = section.locator("table")
     assert await table.locator("tbody tr").count() == 41
@@ -74,7 +80,7 @@ async def test_a_map_of_a_fast_model_is_drawn_by_few_requests(browser: Browser) 
         await section.get_by_role("button", name="CSV").click()
     lines = (await (await download.value).path()).read_text().splitlines()
     assert len(lines) - 1 in (41**2, 121**2)  # a fast model gets the finer grid
-    assert lines[:2] == ["x0[0],x0[1],y0[0]", "-5,-5,-97"]
+    assert lines[:2] == ["x[0],x[1],log_density", "-5,-5,-97"]
     await section.get_by_role("button", name="Table").click()
     assert await browser.find_violations() == []
     await browser.keep("map")
@@ -90,7 +96,7 @@ async def test_the_point_follows_the_mouse_and_the_arrow_keys(browser: Browser) 
     assert box is not None
     scale = box["width"] / 446  # of the drawing's own units: 52 to 432 are -5 to 5
     await page.mouse.click(box["x"] + scale * (52 + 380 * 0.6), box["y"] + scale * (10 + 380 * 0.3))
-    first, second = page.get_by_label("value of x0[0]"), page.get_by_label("value of x0[1]")
+    first, second = page.get_by_label("value of x[0]"), page.get_by_label("value of x[1]")
     assert [float(await each.input_value()) for each in (first, second)] == pytest.approx([1, 2], abs=0.05)
     await first.fill("1")
     await second.fill("2")
@@ -100,7 +106,7 @@ async def test_the_point_follows_the_mouse_and_the_arrow_keys(browser: Browser) 
         await page.keyboard.press(key)
     assert [float(await each.input_value()) for each in (first, second)] == pytest.approx([0.25, 2])
     assert await drawing.get_attribute("aria-label") == (
-        "Map over x0[0] and x0[1], the point at 0.250, 2. Arrow keys move it."
+        "Map over x[0] and x[1], the point at 0.250, 2. Arrow keys move it."
     )
     # The gradient at (0.25, 2) is (3.5, -18): down, and a little to the right.
     await page.locator("td.number", has_text="3.50").wait_for()
@@ -118,21 +124,21 @@ async def test_a_map_with_a_configuration_calls_the_simulator_for_each_point(bro
     await browser.press("Apply")
     requests = count_requests(browser, "/Evaluate")
     await page.get_by_role("button", name="Compute").click()
-    await page.get_by_text("greatest 9.91 at x0[0] = 2.08, x0[1] = -0.833.").wait_for(timeout=60_000)
+    await page.get_by_text("greatest 9.91 at x[0] = 2.08, x[1] = -0.833.").wait_for(timeout=60_000)
     assert len(requests) >= 25 * 25
 
 
 async def test_a_slow_model_has_its_map_on_request_and_it_can_be_stopped(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/slow", "Simulator")
-    await page.get_by_label("across").select_option("x0[2]")
+    await page.get_by_label("across").select_option("x[2]")
     section = page.get_by_role("region", name="Map")
     await section.get_by_role("button", name="Compute the map").click()
     await section.get_by_text("computing").wait_for()
     await section.get_by_role("button", name="Stop").click()
     await section.get_by_role("button", name="Compute the map").wait_for()
     assert await section.get_by_role("application").count() == 0
-    await page.get_by_label("up").select_option("x0[2]")
+    await page.get_by_label("up").select_option("x[2]")
     await section.get_by_text("Choose two different parameters.").wait_for()
 
 
@@ -169,3 +175,15 @@ async def test_a_saddle_and_values_that_are_missing_have_no_wrong_lines(browser:
     assert low[0][:2] == pytest.approx([1 / 6, 0])
     assert low[0][2:] == pytest.approx([0, 1 / 6])  # the middle is below: the high corners are
     assert missing == []
+
+
+async def test_a_simulator_opens_with_sliders_and_a_slow_one_has_its_gradient_on_request(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/glacial")
+    await page.get_by_role("tab", name="Simulator", selected=True).wait_for()
+    requests = count_requests(browser, "/Gradient")
+    await page.locator("td.number", has_text="2").first.wait_for()
+    assert requests == []
+    await browser.press("Compute the gradient")
+    await page.get_by_text("gradient of doubled by length").wait_for()
+    assert len(requests) == 1

@@ -155,8 +155,8 @@ function Table({ map }) {
 const csvOf = ({ values, axes, names, side, title }) =>
   [[...names, title], ...values.map((v, at) => [axes[0][at % side], axes[1][Math.floor(at / side)], v ?? "nan"])].map((row) => row.join(",")).join("\n");
 
-// `parameters`: [{ k, i, name }] of all parameters that have sliders.
-export function SimulatorMap({ name, input, metadata, config, result, range, target: [inWrt, outWrt], parameters, evaluate, onInput }) {
+// `parameters`: [{ k, i, name }] of all parameters that have sliders; `title`: of the values.
+export function SimulatorMap({ name, input, metadata, config, result, range, target: [inWrt, outWrt], title, parameters, evaluate, onInput }) {
   const [chosen, setChosen] = useState([0, 1]);
   const [map, setMap] = useState(null);
   const bounds = [Math.min(...range), Math.max(...range)];
@@ -186,7 +186,6 @@ export function SimulatorMap({ name, input, metadata, config, result, range, tar
       const points = line.flatMap((second) => line.map((first) =>
         withValue(withValue(input, axes[0].k, axes[0].i, first), axes[1].k, axes[1].i, second)));
       const values = await valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal: mine.signal, onProgress: setProgress, isSlow });
-      const title = result.output[outWrt].length === 1 ? `y${outWrt}[0]` : `sum of y${outWrt}`;
       if (values) setMap({ key, values, side, range: bounds, axes: [line, line], names: axes.map((axis) => axis.name), title });
       return values;
     }

@@ -97,10 +97,12 @@ function Signature({ metadata }) {
 }
 
 function tabsOf(model, name, version) {
+  const simulator = model.support.Evaluate && ["Simulator", html`<${Simulator} name=${name} support=${model.support} metadata=${model.metadata} />`];
   return [
+    model.kind === "simulator" && simulator,
     model.canGenerate && ["Chat", html`<${Chat} name=${name} details=${model.metadata.details ?? {}} />`],
     model.canInfer && ["Try it", html`<${TryIt} name=${name} version=${version} model=${model} />`],
-    model.support.Evaluate && ["Simulator", html`<${Simulator} name=${name} support=${model.support} metadata=${model.metadata} />`],
+    model.kind !== "simulator" && simulator,
     model.metadata.details?.graph?.edges && ["Graph", html`<${Graph} graph=${model.metadata.details.graph} name=${name} />`],
     model.hasLayers && ["Layers", html`<${Layers} name=${name} version=${version} />`],
     ["Code", html`<${Snippets} name=${name} version=${version} model=${model} />`],

@@ -10,6 +10,7 @@ const MAX_SLIDERS = 24;
 const MAX_BARS = 7; // longer vectors are plotted
 const WAIT_MS = 150;
 const SWEEP_POINTS = 25;
+const SLOW_MS = 1000; // the gradient of a slower model, which may take many evaluations, is computed on request
 const TOLERANCE = 1e-4;
 
 const post = (path, body, signal) => read(path, { method: "POST", body, signal });
@@ -38,32 +39,47 @@ function useInput(name, config, point) {
   return { input, setInput, problem };
 }
 
-// Output and gradient at a point, once it has not changed for a moment.
+// Names of a vector and of its elements; a vector of one has the same for both.
+const vectorName = (tensors, k, letter) => tensors?.[k]?.name ?? `${letter}${k}`;
+const elementName = (vector, size, i) => (size === 1 ? vector : `${vector}[${i}]`);
+const scalarName = (result, outWrt, of) => (result.output[outWrt]?.length === 1 ? of : `sum of ${of}`);
+
+// Output and gradient at a point, once it has not changed for a moment. `differentiate` adds the gradient of a slow model.
 function useResult({ name, input, config, target: [inWrt, outWrt], hasGradient }) {
   const [result, setResult] = useState(null);
   const [problem, setProblem] = useState("");
+  const [isBusy, setBusy] = useState(false);
   const turn = useRef(0);
   useEffect(() => {
     if (!input) return undefined;
     const mine = ++turn.current;
     const abort = new AbortController();
-    const timer = setTimeout(async () => {
+    const attempt = async (compute) => {
+      setBusy(true);
       try {
-        const started = performance.now();
-        const { output } = await post("/Evaluate", { name, input, config }, abort.signal);
-        const ms = performance.now() - started;
-        const sens = output[outWrt]?.map(() => 1) ?? [];
-        const gradient = hasGradient
-          ? (await post("/Gradient", { name, outWrt, inWrt, sens, input, config }, abort.signal)).output
-          : null;
-        if (mine === turn.current) setResult({ output, gradient, input, ms }), setProblem("");
+        const found = await compute();
+        if (mine === turn.current) setResult(found), setProblem("");
       } catch (error) {
         if (error.name !== "AbortError" && mine === turn.current) setProblem(error.message);
       }
-    }, WAIT_MS);
+      if (mine === turn.current) setBusy(false);
+    };
+    const gradientAt = async (output) => {
+      const sens = output[outWrt]?.map(() => 1) ?? [];
+      return (await post("/Gradient", { name, outWrt, inWrt, sens, input, config }, abort.signal)).output;
+    };
+    const timer = setTimeout(() => attempt(async () => {
+      const started = performance.now();
+      const { output } = await post("/Evaluate", { name, input, config }, abort.signal);
+      const ms = performance.now() - started;
+      const found = { output, gradient: null, input, ms };
+      if (!hasGradient) return found;
+      if (ms < SLOW_MS) return { ...found, gradient: await gradientAt(output) };
+      return { ...found, differentiate: () => attempt(async () => ({ ...found, gradient: await gradientAt(output) })) };
+    }), WAIT_MS);
     return () => (clearTimeout(timer), abort.abort());
   }, [input, config, inWrt, outWrt]);
-  return { result, problem };
+  return { result, problem, isBusy };
 }
 
 // A vector as bars if it is short, else as a line.
@@ -83,16 +99,16 @@ function Sliders({ input, names, range, onChange, onRange }) {
   return html`<h2>Parameters</h2>
     <p class="row"><label class="inline">sliders from <input type="number" step="any" class="narrow-number" value=${low} onChange=${(e) => bound(0, e.target.valueAsNumber)} /></label>
       <label class="inline">to <input type="number" step="any" class="narrow-number" value=${high} onChange=${(e) => bound(1, e.target.valueAsNumber)} /></label></p>
-    ${input.map((vector, k) => html`<fieldset key=${k}><legend>input ${k} <small>${names[k] ?? ""}</small></legend>
-      ${vector.slice(0, MAX_SLIDERS).map((v, i) => html`<div class="slider" key=${i}><label for=${`x-${k}-${i}`}>x${k}[${i}]</label>
+    ${input.map((vector, k) => html`<fieldset key=${k}><legend>${names[k]}</legend>
+      ${vector.slice(0, MAX_SLIDERS).map((v, i) => html`<div class="slider" key=${i}><label for=${`x-${k}-${i}`}>${elementName(names[k], vector.length, i)}</label>
         <input type="range" id=${`x-${k}-${i}`} min=${Math.min(low, high, v)} max=${Math.max(low, high, v)} step=${Math.abs(high - low) / 1000 || "any"} value=${v}
           onInput=${(e) => change(k, i, Number(e.target.value))} />
-        <input type="number" step="any" value=${v} aria-label=${`value of x${k}[${i}]`} onChange=${(e) => change(k, i, e.target.valueAsNumber)} /></div>`)}
+        <input type="number" step="any" value=${v} aria-label=${`value of ${elementName(names[k], vector.length, i)}`} onChange=${(e) => change(k, i, e.target.valueAsNumber)} /></div>`)}
       ${vector.length > MAX_SLIDERS && html`<p class="note">${vector.length - MAX_SLIDERS} further parameters stay as they are.</p>`}
     </fieldset>`)}`;
 }
 
-function Gradient({ evaluate, result, target: [inWrt, outWrt] }) {
+function Gradient({ evaluate, result, target: [inWrt], names: [by, of] }) {
   const [check, setCheck] = useState(null); // of one result
   const [problem, setProblem] = useState("");
   const isCurrent = check?.result === result;
@@ -110,7 +126,7 @@ function Gradient({ evaluate, result, target: [inWrt, outWrt] }) {
   const expected = isCurrent ? check.expected : null;
   const error = expected && relativeError(expected, gradient);
   const checked = expected && expected.length < gradient.length ? ` in the first ${expected.length} components` : "";
-  return html`<${VectorPlot} title=${`gradient of y${outWrt} by x${inWrt}`} values=${gradient} labels=${gradient.map((_, i) => `x${inWrt}[${i}]`)}
+  return html`<${VectorPlot} title=${`gradient of ${of} by ${by}`} values=${gradient} labels=${gradient.map((_, i) => elementName(by, gradient.length, i))}
       others=${expected} othersTitle="central differences" />
     <p class="row"><button onClick=${verify}>Check</button>
       <span class=${error > TOLERANCE ? "error" : "note"} role="status">${problem || (isCurrent && !expected && "comparing …") ||
@@ -119,7 +135,7 @@ function Gradient({ evaluate, result, target: [inWrt, outWrt] }) {
 }
 
 // The output along one parameter, with the tangent by the gradient.
-function Sweep({ evaluate, result, range, target: [inWrt, outWrt] }) {
+function Sweep({ evaluate, result, range, target: [inWrt, outWrt], names: [by, of] }) {
   const [index, setIndex] = useState(0);
   const [curve, setCurve] = useState(null);
   const [problem, setProblem] = useState("");
@@ -136,11 +152,12 @@ function Sweep({ evaluate, result, range, target: [inWrt, outWrt] }) {
   const at = result.input[inWrt][index];
   const now = total(result.output[outWrt]);
   const tangent = isCurrent && curve.x && result.gradient && curve.x.map((x) => now + result.gradient[index] * (x - at));
-  const name = result.output[outWrt].length === 1 ? `y${outWrt}[0]` : `sum of y${outWrt}`;
+  const name = scalarName(result, outWrt, of);
+  const along = (i) => elementName(by, result.input[inWrt].length, i);
   return html`<p class="row"><label class="inline">vary <select value=${index} onChange=${(e) => setIndex(Number(e.target.value))}>
-      ${result.input[inWrt].slice(0, MAX_SLIDERS).map((_, i) => html`<option value=${i}>x${inWrt}[${i}]</option>`)}</select></label>
+      ${result.input[inWrt].slice(0, MAX_SLIDERS).map((_, i) => html`<option value=${i}>${along(i)}</option>`)}</select></label>
       <button onClick=${run}>Plot</button><span class="note" role="status">${isCurrent && !curve.x && (problem || "computing …")}</span></p>
-    ${isCurrent && curve.x && html`<${Plot} title=${`${name} along x${inWrt}[${index}]`} x=${curve.x} xLabel=${`x${inWrt}[${index}]`}
+    ${isCurrent && curve.x && html`<${Plot} title=${`${name} along ${along(index)}`} x=${curve.x} xLabel=${along(index)}
       series=${[{ label: name, values: curve.y }, ...(tangent ? [{ label: `tangent at ${at}`, values: tangent }] : [])]} />`}`;
 }
 
@@ -165,28 +182,34 @@ export function Simulator({ name, support, metadata }) {
   const [target, setTarget] = useState([0, 0]);
   const [range, setRange] = useState([-5, 5]);
   const { input, setInput, problem } = useInput(name, config, metadata.details?.point);
-  const { result, problem: failure } = useResult({ name, input, config, target, hasGradient: support.Gradient });
+  const { result, problem: failure, isBusy } = useResult({ name, input, config, target, hasGradient: support.Gradient });
 
   if (problem) return html`<${ConfigForm} onConfig=${setConfig} onError=${setWrong} /><p class="error" role="alert">${wrong || problem}</p>`;
   if (!input) return html`<p class="note">Loading …</p>`;
   const evaluate = async (at, signal) => (await post("/Evaluate", { name, input: at, config }, signal)).output[target[1]];
-  const parameters = input.flatMap((vector, k) => vector.slice(0, MAX_SLIDERS).map((_, i) => ({ k, i, name: `x${k}[${i}]` })));
-  const choice = (index, label, count) => html`<label class="inline">${label} <select value=${target[index]}
+  const names = input.map((_, k) => vectorName(metadata.inputs, k, "x"));
+  const outputName = (k) => vectorName(metadata.outputs, k, "y");
+  const chosen = [names[target[0]], outputName(target[1])];
+  const parameters = input.flatMap((vector, k) =>
+    vector.slice(0, MAX_SLIDERS).map((_, i) => ({ k, i, name: elementName(names[k], vector.length, i) })));
+  const choice = (index, label, options) => html`<label class="inline">${label} <select value=${target[index]}
     onChange=${(e) => setTarget(target.map((old, i) => (i === index ? Number(e.target.value) : old)))}>
-    ${Array.from({ length: count }, (_, k) => html`<option>${k}</option>`)}</select></label>`;
+    ${options.map((option, k) => html`<option value=${k}>${option}</option>`)}</select></label>`;
   return html`<${ConfigForm} onConfig=${setConfig} onError=${setWrong} />
     <div class="columns wide">
-      <div><${Sliders} input=${input} names=${(metadata.inputs ?? []).map((t) => t.name)} range=${range} onChange=${setInput} onRange=${setRange} />
+      <div><${Sliders} input=${input} names=${names} range=${range} onChange=${setInput} onRange=${setRange} />
         ${result && parameters.length > 1 && html`<${SimulatorMap} key=${name} name=${name} input=${input} metadata=${metadata} config=${config} result=${result} range=${range}
-          target=${target} parameters=${parameters} evaluate=${evaluate} onInput=${setInput} />`}</div>
+          target=${target} title=${scalarName(result, target[1], chosen[1])} parameters=${parameters} evaluate=${evaluate} onInput=${setInput} />`}</div>
       <div>
         ${(wrong || failure) && html`<p class="error" role="alert">${wrong || failure}</p>`}
+        ${isBusy && !(result?.ms < SLOW_MS) && html`<p class="note" role="status">computing …</p>`}
         ${result && html`<h2>Outputs</h2>
-          ${result.output.map((vector, k) => html`<${VectorPlot} key=${k} title=${`y${k}`} values=${vector} labels=${vector.map((_, i) => `y${k}[${i}]`)} />`)}
+          ${result.output.map((vector, k) => html`<${VectorPlot} key=${k} title=${outputName(k)} values=${vector} labels=${vector.map((_, i) => elementName(outputName(k), vector.length, i))} />`)}
           ${result.input[target[0]]?.length > 0 && result.output[target[1]] && html`<h2>${support.Gradient ? "Gradient of the sum of an output" : "Along a parameter"}</h2>
-            <p class="row">${choice(1, "output", result.output.length)} ${choice(0, "by input", result.input.length)}</p>
-            ${result.gradient && html`<${Gradient} evaluate=${evaluate} result=${result} target=${target} />`}
-            <${Sweep} evaluate=${evaluate} result=${result} range=${range} target=${target} />`}`}
+            <p class="row">${choice(1, "output", result.output.map((_, k) => outputName(k)))} ${choice(0, "by input", names)}</p>
+            ${result.gradient && html`<${Gradient} evaluate=${evaluate} result=${result} target=${target} names=${chosen} />`}
+            ${!result.gradient && result.differentiate && html`<p class="row"><button onClick=${result.differentiate} disabled=${isBusy}>Compute the gradient</button></p>`}
+            <${Sweep} evaluate=${evaluate} result=${result} range=${range} target=${target} names=${chosen} />`}`}
       </div>
     </div>`;
 }
