@@ -124,19 +124,6 @@ async def test_text_of_the_form_becomes_a_tensor_without_a_change_of_value(brows
     assert found == [list(case[3:]) for case in VALUES]
 
 
-async def test_a_table_fills_the_inputs_of_its_columns(browser: Browser) -> None:
-    page = browser.page
-    await browser.open("/#/models/Wage")
-    await page.get_by_text("Fill all inputs from a table").click()
-    await page.fill("#columns", "name;rate;hours\nann;10.5;3\nbob;8;4")
-    await page.wait_for_selector("text=Filled hours, rate. No input has the name name.")
-    await browser.press("Run")
-    output = page.get_by_label("Output wage")
-    await browser.has_texts(output.locator("td"), ["31.5", "32"])
-    await page.fill("#columns", "rate;hours\n1")
-    await page.wait_for_selector("text=expected 2 cells a line as in the first, got 1 in line 2")
-
-
 # Four colours, no two channels of which are equal.
 CORNERS = {(0, 0): (10, 20, 30), (1, 0): (40, 50, 60), (0, 1): (70, 80, 90), (1, 1): (100, 110, 120)}
 SMALL = png(2, 2, lambda x, y: CORNERS[x, y])
@@ -411,7 +398,7 @@ async def test_no_view_has_a_violation_that_axe_finds(browser: Browser) -> None:
         ("/#/models/kinetics", "Graph", "svg.graph"),
         ("/#/models/Table", "Code", "pre.code"),
         ("/#/models/decay", "Simulator", "figure .chart svg"),
-        ("/#/models/Wage", "Try it", "#data-0"),
+        ("/#/models/Wage", "Try it", ".cells input"),
     ):
         await browser.open(address, tab)
         await page.wait_for_selector(selector)

@@ -230,6 +230,8 @@ INDEX = (dragoman.INT64, [-1])
         ("audio", {"inputs": {"x": [-1, 43844, 1]}, "outputs": {"note": [-1, 172, 88]}}),
         ("audio", {"inputs": {"x": [-1, 576]}, "outputs": {"speech_probs": [-1]}}),
         ("audio", {"inputs": {"degraded_audio": [-1, 1, -1, 257]}, "outputs": {"y": []}}),
+        ("audio", {"inputs": {"x": [-1, -1], "rate": [1]}, "outputs": {"y": [-1, 1]}}),
+        ("model", {"inputs": {"hours": [-1], "rate": [-1]}, "outputs": {"wage": [-1]}}),
         ("model", {"inputs": {"x": [-1, 43844]}, "outputs": {"y": [-1, 2]}}),
         ("ocr", {"inputs": {"x": [-1, 3, 48, -1]}, "outputs": {"y": [-1, -1, 6625]}}),
         ("text", {"inputs": TOKENS, "outputs": {"logits": [-1, -1, 15]}}),

@@ -122,9 +122,14 @@ def _of_tensors(model: ModelDescription) -> str:
         return "image" if any(_colors(spec.shape) == 3 for spec in outputs) else "segmentation"
     if any(_is_line_of_text(spec) for spec in inputs) and [len(spec.shape or ()) for spec in outputs] == [3]:
         return "ocr"
-    if any(map(_is_sound, inputs)) or (given & _RATES and len(inputs) > 1) or any(map(_words_of_sound, names)):
+    if any(map(_is_sound, inputs)) or (any(map(_is_rate, inputs)) and len(inputs) > 1) or any(map(_words_of_sound, names)):
         return "audio"
     return "text" if given & _TOKENS and "logits" in names and not _has_scores(model) else ""
+
+
+def _is_rate(spec: TensorSpec) -> bool:
+    """Return whether an input is one sample rate; a column of rates, one for each row, is none."""
+    return spec.name.lower() in _RATES and (spec.shape is None or all(length == 1 for length in spec.shape))
 
 
 def _of_scores(model: ModelDescription) -> str:

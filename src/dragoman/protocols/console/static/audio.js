@@ -20,10 +20,13 @@ export function sampleAxis(shape) {
 
 export const isRate = ({ name, shape, datatype }) => RATE_NAME.test(name) && /INT|FP/.test(datatype) && shape.every((n) => Math.abs(n) === 1);
 
+// Whether a name or the kind of a model says that it takes sounds. That one of its inputs is called `rate` does not.
+export const isCalledSound = ({ name }, { kind }) => kind === "audio" || NAME.test(name);
+
 // Whether an input takes sounds: "yes", "perhaps" (files only) or "".
-export function takesSound(field, { kind, metadata }) {
+export function takesSound(field, model) {
   if (!ARRAYS[field.datatype] || field.anyRank || sampleAxis(field.shape) < 0) return "";
-  const isSure = kind === "audio" || NAME.test(field.name) || metadata.inputs.some(isRate);
+  const isSure = isCalledSound(field, model) || model.metadata.inputs.some(isRate);
   return isSure ? "yes" : "perhaps";
 }
 

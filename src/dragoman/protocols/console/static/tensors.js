@@ -15,7 +15,8 @@ function shapeOf(value) {
   return [value.length, ...first];
 }
 
-function element(text, datatype) {
+// An element as JSON. Throws an Error if it is none of the datatype.
+export function elementText(text, datatype) {
   const trimmed = text.trim();
   if (datatype === "BYTES") return JSON.stringify(text);
   if (datatype === "BOOL") {
@@ -64,7 +65,7 @@ export function parseTable(text) {
   return cells.filter((row) => row.some((cell) => cell !== ""));
 }
 
-const isName = (cell) => !NUMBER.test(cell.trim()) && !/^(nan|true|false)$/i.test(cell.trim());
+export const isName = (cell) => !NUMBER.test(cell.trim()) && !/^(nan|true|false)$/i.test(cell.trim());
 
 // The columns of a table whose first line has their names: cells by name, one a line. Throws an Error.
 export function parseColumns(text) {
@@ -92,7 +93,7 @@ export function parseValues(text, datatype, rank) {
   const skipped = datatype !== "BYTES" && rows.length > 1 && rows[0].every(isName);
   if (skipped) rows = rows.slice(1);
   if (rows.some((row) => row.length !== rows[0].length)) throw new Error("the rows differ in length");
-  const data = `[${rows.map((row) => row.map((cell) => element(cell, datatype)).join(", ")).join(", ")}]`;
+  const data = `[${rows.map((row) => row.map((cell) => elementText(cell, datatype)).join(", ")).join(", ")}]`;
   const [count, width] = [rows.length, rows[0].length];
   const shape = rank === 2 ? [count, width] : [count * width];
   return { data, shape: rank === 0 && count * width === 1 ? [] : shape, skipped };

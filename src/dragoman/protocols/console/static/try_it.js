@@ -8,6 +8,7 @@ import { Outputs } from "./outputs.js";
 import { Photos } from "./photo_input.js";
 import { drawPhoto, firstSettings, readPhoto } from "./photos.js";
 import { placeholderOf, sampleRequest, samplesOf, shortSample, specsOf } from "./samples.js";
+import { areColumns, cellsOf, columnTensor, TableInput } from "./table_input.js";
 import { chooseShape, parseColumns, parseValues, requestBody, rowsOf, show } from "./tensors.js";
 
 // Rows a line, so that a table can be edited and pasted.
@@ -34,6 +35,7 @@ function initialFields(model) {
     typedShape: exampleShape(spec, examples.get(spec.name)?.shape ?? samples.get(spec.name)?.shape ?? shapes[spec.name]),
     isSent: isKnown(spec) || examples.size + samples.size === 0,
     sample: samples.get(spec.name) ?? null, // is sent if nothing is typed or chosen
+    cells: cellsOf(examples.get(spec.name) ?? shortSample(samples.get(spec.name))), // of a column, in a table of all inputs
     pictures: [], // photos from files, instead of the text
     file: null, // of a BYTES input, instead of the text
     sound: null, // from a file or the microphone, instead of the text
@@ -167,11 +169,16 @@ export function TryIt({ name, version, model }) {
     return values.sound && isRate(field) ? { ...field, text: String(values.sound.rate) } : field;
   }));
   const sounds = { rate: firstRate(fields.find(isRate)?.text), most: firstMost(fields) };
+  const [isTable, setIsTable] = useState(() => areColumns(fields, model));
+  const separate = () => {
+    setFields(fields.map((field) => ({ ...field, text: field.cells.join("") ? columnText(field.cells, field) : "" })));
+    setIsTable(false);
+  };
 
   function compose() {
     const found = fields.filter((field) => field.isSent).map((field) => {
       try {
-        return toTensor(field);
+        return isTable ? [columnTensor(field), ""] : toTensor(field);
       } catch (error) {
         throw new Error(`${field.name}: ${error.message}`);
       }
@@ -200,11 +207,12 @@ export function TryIt({ name, version, model }) {
     const cells = columns.get(field.name);
     return cells ? { ...field, text: columnText(cells, field), typedShape: "", isSent: true, pictures: [], file: null, sound: null } : field;
   }));
-  const isWide = fields.some((field) => field.isPhoto || field.takesSound === "yes"); // beside each other: what is sent, and what comes back
+  const isWide = !isTable && fields.some((field) => field.isPhoto || field.takesSound === "yes"); // beside each other: what is sent, and what comes back
   return html`<div class=${isWide ? "beside" : ""}><form onSubmit=${submit}>
       <${Examples} model=${model} fieldsOf=${initialFields} onFields=${(filled) => (setFields(filled), setAnswer(null), setProblem(""))} />
-      ${fields.length > 1 && html`<${Columns} fields=${fields} onColumns=${useColumns} />`}
-      ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} sounds=${sounds} onChange=${(values) => change(i, values)} />`)}
+      ${isTable && html`<${TableInput} fields=${fields} onFields=${setFields} onSeparate=${separate} />`}
+      ${!isTable && fields.length > 1 && html`<${Columns} fields=${fields} onColumns=${useColumns} />`}
+      ${!isTable && fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} sounds=${sounds} onChange=${(values) => change(i, values)} />`)}
       <button class="primary" disabled=${busy}>${busy ? "Running …" : "Run"}</button>
     </form>
     <div aria-live="polite">
