@@ -122,7 +122,8 @@ def _of_tensors(model: ModelDescription) -> str:
         return "image" if any(_colors(spec.shape) == 3 for spec in outputs) else "segmentation"
     if any(_is_line_of_text(spec) for spec in inputs) and [len(spec.shape or ()) for spec in outputs] == [3]:
         return "ocr"
-    if any(map(_is_sound, inputs)) or (any(map(_is_rate, inputs)) and len(inputs) > 1) or any(map(_words_of_sound, names)):
+    has_rate = len(inputs) > 1 and any(map(_is_rate, inputs))
+    if has_rate or any(map(_is_sound, inputs)) or any(map(_words_of_sound, names)):
         return "audio"
     return "text" if given & _TOKENS and "logits" in names and not _has_scores(model) else ""
 
