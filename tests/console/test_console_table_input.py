@@ -1,5 +1,6 @@
 """The table of a model whose inputs are its columns."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,22 @@ async def test_many_rows_are_sent_and_not_all_shown(browser: Browser) -> None:
     await browser.page.wait_for_selector("text=150 more rows are sent, and not shown.")
     await browser.press("Run")
     await browser.page.get_by_label("Output wage").get_by_text("[250]").wait_for()
+
+
+async def test_code_has_a_line_for_each_input_and_a_command(browser: Browser) -> None:
+    await browser.open("/#/models/Homes", "Code")
+    curl = await browser.page.inner_text("pre.code")
+    assert [line.strip()[:16] for line in curl.splitlines()[1:]] == [
+        '{"name":"town","',
+        '{"name":"area","',
+        '{"name":"rooms",',
+    ]
+    assert json.loads(curl.partition(" -d '")[2].removesuffix("'"))["inputs"][1]["shape"] == [1, 1]
+    await browser.press("Terminal")
+    assert await browser.page.inner_text("pre.code") == f"dragoman infer {browser.url} Homes --example"
+    await browser.open("/#/models/Wage", "Code")
+    await browser.press("Terminal")
+    assert await browser.page.inner_text("pre.code") == f"dragoman infer {browser.url} Wage rows.csv"
 
 
 async def test_nothing_is_wrong_for_axe(browser: Browser) -> None:

@@ -13,6 +13,7 @@ from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_breast_cancer, load_iris, load_linnerud
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
@@ -198,3 +199,11 @@ def test_objects_that_are_not_estimators_are_rejected(tmp_path: Path) -> None:
             SklearnModel(ModelSpec(name="m", uri=str(tmp_path / name), allow_pickle=True)).load()
     with pytest.raises(ModelFailed, match=r"file .* not found"):
         SklearnModel(ModelSpec(name="m", uri=str(tmp_path / "none.joblib"), allow_pickle=True)).load()
+
+
+def test_the_example_has_means_that_a_person_reads(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"town": ["a", "b", "a"], "area": [31.0, 47.0, 80.001], "year": [1999.0, 2001.0, 2002.0]})
+    imputed = make_pipeline(SimpleImputer(), StandardScaler())
+    columns = ColumnTransformer([("text", OneHotEncoder(), ["town"]), ("numbers", imputed, ["area", "year"])])
+    model = _load(make_pipeline(columns, LogisticRegression()).fit(frame, [0, 1, 1]), tmp_path)
+    assert model.example_inputs() == {"town": ["a"], "area": [52.67], "year": [2001.0]}

@@ -212,10 +212,15 @@ def _samples(transformer: Any, count: int) -> list[Sample]:
             return ["a"] * count
         learned = getattr(step, "categories_", None)
         if learned is None and getattr(step, "statistics_", None) is not None:
-            learned = [[value] for value in step.statistics_]
+            learned = [[_rounded(value)] for value in step.statistics_]
         if learned is not None and len(learned) == count:
             return [_sample(values) for values in learned]
     return [0.0] * count
+
+
+def _rounded(value: Any) -> Any:
+    """Return a mean or another statistic of a column with four digits, which a person reads and edits."""
+    return float(f"{value:.4g}") if isinstance(value, float | np.floating) else value
 
 
 def _sample(values: Any) -> Sample:

@@ -1,6 +1,7 @@
 // Code that calls a model, for the clients that people have; it runs as it is.
 import { modelPath, root, storedKey } from "./api.js";
 import { html, useState } from "./html.js";
+import { takesPictures } from "./images.js";
 
 const NUMPY = {
   BOOL: "bool", UINT8: "uint8", UINT16: "uint16", UINT32: "uint32", UINT64: "uint64", INT8: "int8", INT16: "int16",
@@ -29,12 +30,29 @@ export function array({ datatype, shape, data }) {
   return `np.array(${values}, ${type}).reshape(${shape.join(", ") || "()"})`;
 }
 
+// A request with each input on a line of its own.
+function lines({ inputs, ...others }) {
+  const rest = Object.entries(others).map(([key, value]) => `, ${JSON.stringify(key)}: ${JSON.stringify(value)}`).join("");
+  return `{"inputs": [\n${inputs.map((tensor) => `  ${JSON.stringify(tensor)}`).join(",\n")}]${rest}}`;
+}
+
+const isColumn = ({ shape, parameters }) => shape.length === 1 && shape[0] === -1 && !parameters?.any_rank;
+
+// A command with a file of the reader's, if the inputs are a picture or the columns of a table.
+function command({ name, version, model, url }) {
+  const { inputs } = model.metadata;
+  const isPhoto = inputs.length === 1 && takesPictures({ ...inputs[0], anyRank: inputs[0].parameters?.any_rank === true });
+  const value = isPhoto ? "photo.jpg" : inputs.length > 1 && inputs.every(isColumn) ? "rows.csv" : "--example";
+  return `dragoman infer ${url} ${/^[\w.-]+$/.test(name) ? name : quote(name)} ${value}${version ? ` --version ${quote(version)}` : ""}`;
+}
+
 function tensorSnippets({ name, version, model, url, host, hasKey }) {
   const example = model.example;
   if (!example) return [];
   const arrays = example.inputs.map((tensor) => [tensor, array(tensor)]);
   const header = hasKey ? ' -H "authorization: Bearer $DRAGOMAN_API_KEY"' : "";
-  const found = [["curl", `curl ${url}${modelPath(name, version)}/infer${header} -d ${quote(JSON.stringify(example))}`]];
+  const found = [["curl", `curl ${url}${modelPath(name, version)}/infer${header} -d ${quote(lines(example))}`]];
+  found.push(["Terminal", command({ name, version, model, url })]);
   if (arrays.some(([, text]) => text === null)) return found;
   const token = hasKey ? ', token=os.environ["DRAGOMAN_API_KEY"]' : "";
   const imports = hasKey ? "import os\n\n" : "";
