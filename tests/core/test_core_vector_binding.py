@@ -92,7 +92,10 @@ def test_other_models_have_no_vector_signature(signature: Signature) -> None:
     assert vector_signature(signature) is None
 
 
-NOT_SUPPORTED = "model 'm' does not support Evaluate: not all its tensors are float vectors of known sizes"
+NOT_SUPPORTED = (
+    "model 'm' does not support Evaluate: not all its tensors are float vectors of known sizes; "
+    "for a Python function declare them by @dragoman.vector_function(inputs={...})"
+)
 
 
 def test_other_models_do_not_support_vector_calls() -> None:

@@ -232,7 +232,10 @@ def _quote_sizes(specs: Sequence[VectorSpec]) -> str:
 
 
 def _not_vectors(model: str) -> str:
-    return f"model '{model}' does not support Evaluate: not all its tensors are float vectors of known sizes"
+    return (
+        f"model '{model}' does not support Evaluate: not all its tensors are float vectors of known sizes; "
+        "for a Python function declare them by @dragoman.vector_function(inputs={...})"
+    )
 
 
 # --- config and results ------------------------------------------------------------------------------------

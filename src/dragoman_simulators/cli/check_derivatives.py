@@ -40,8 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "1/5 to 5 times X is tried (default 0.5)",
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of points and directions (default 0)")
-    add("--tolerance", type=float, default=1e-6, metavar="X", help="largest error of differences (default 1e-6)")
-    add("--identity", type=float, default=1e-9, metavar="X", help="largest error of identities (default 1e-9)")
+    approximate = "or 1e-2 if the model's derivatives are finite differences"
+    add("--tolerance", type=float, metavar="X", help=f"largest error of differences (default 1e-6, {approximate})")
+    add("--identity", type=float, metavar="X", help=f"largest error of identities (default 1e-9, {approximate})")
     add("--json", action="store_true", help="print the results as JSON, with the errors of each step size")
 
 

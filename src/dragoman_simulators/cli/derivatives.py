@@ -75,6 +75,11 @@ class ServedFunction(VectorFunction):
             name: known.get(name, "the model") for kind, name in _ABILITIES.items() if kind in self._description.calls
         }
 
+    def why_none(self) -> str:
+        """Say that there are no derivatives, and the reasons if they are known."""
+        reasons = dict.fromkeys(self._description.details.get("missing_derivatives", {}).values())
+        return "; ".join(["no derivatives", *reasons])
+
     def point(self, sizes: Sequence[int]) -> list[Vector]:
         """Return the default point of the model if it has these sizes, otherwise zeros."""
         point = [np.array(each, np.float64) for each in self._description.details.get("point", [])]
@@ -103,6 +108,8 @@ def _size(spec: TensorSpec) -> int:
     return spec.shape[-1]
 
 
+# For derivatives by finite differences, whose own estimate of their error may be up to this.
+_APPROXIMATE = Tolerance(1e-2, 1e-2)
 # How far random points are from the middle, in units of --spread, in turn; and how many are tried for each.
 _SPREADS = (1.0, 5.0, 0.2, 2.0, 3.0)
 _TRIES = 20
@@ -143,21 +150,35 @@ def _check_model(
     methods = {ability: source for ability, source in function.sources().items() if ability != "evaluate"}
     result = {"model": function.name, "methods": methods, "points": 0, "checks": []}
     named = ", ".join(f"{ability} by {source}" for ability, source in methods.items())
-    show(f"\n{function.name}: {named or 'no derivatives'}")
+    show(f"\n{function.name}: {named or function.why_none()}")
     if not methods:
         return 2, result
-    differenced = any("finite differences" in source for source in methods.values())
-    identities = max(arguments.identity, 1e-5) if differenced else arguments.identity
+    is_approximate = any("finite differences" in source for source in methods.values())
+    tolerance = _tolerance(arguments, _APPROXIMATE if is_approximate else Tolerance())
     points = list(_points(function, config, arguments))
     if not points:
         show("  the function has no finite values at any random point; name points of its domain with --at")
         return 2, result
-    checks = run_checks(function, points, config, arguments.seed, Tolerance(arguments.tolerance, identities))
+    checks = run_checks(function, points, config, arguments.seed, tolerance)
     show(_table(function, checks))
     bad = sum(not check.passed for check in checks)
     verdict = f"{bad} of {len(checks)} checks failed" if bad else "all checks passed"
     show(f"\n{verdict}, at {_pluralize(len(points), 'point')}")
+    if tolerance.is_approximate:
+        limit = f"{tolerance.differences:g}"
+        show(f"errors up to {limit} pass, as the derivatives are approximate; --tolerance X changes this")
+    elif bad and all(check.passed or check.error <= _APPROXIMATE.differences for check in checks):
+        hint = f"--tolerance {_APPROXIMATE.differences:g} --identity {_APPROXIMATE.identities:g}"
+        show(f"every error is small: if the model is noisy, or approximates its derivatives, use {hint}")
     return int(bad > 0), result | {"points": len(points), "checks": [_as_json(function, check) for check in checks]}
+
+
+def _tolerance(arguments: argparse.Namespace, default: Tolerance) -> Tolerance:
+    differences, identities = arguments.tolerance, arguments.identity
+    return Tolerance(
+        default.differences if differences is None else differences,
+        default.identities if identities is None else identities,
+    )
 
 
 def _as_json(function: ServedFunction, check: CheckResult) -> Mapping[str, object]:
@@ -218,9 +239,7 @@ def _point(text: str, sizes: Sequence[int]) -> list[Vector]:
 
 
 def _remote(url: str, model: str) -> ModelSpec:
-    if not model:
-        raise InvalidInput(f"expected --model NAME, the model of '{url}'")
-    return ModelSpec(name=model, runtime="umbridge", uri=url, parameters={"model": model, "urls": url})
+    return ModelSpec(name=model or "model", runtime="umbridge", uri=url, parameters={"model": model, "urls": url})
 
 
 # --- output -----------------------------------------------------------------------------------------------

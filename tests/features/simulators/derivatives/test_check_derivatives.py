@@ -169,6 +169,46 @@ def test_the_command_reports_wrong_derivatives(model: Path, capsys: pytest.Captu
     assert "1 of 1 checks failed, at 2 points" in message
 
 
+NOISY = """
+import numpy as np
+import dragoman
+
+
+def rounded(x, share=1.0):
+    return np.array([float(f"{share * each:.5g}") for each in (x[0] ** 2 + x[1], x[0] * x[1])])
+
+
+@dragoman.vector_function(inputs={"x": 2}, outputs=[2], derivatives="finite differences")
+def noisy(x):
+    return rounded(x)
+
+
+def slope(x, sens):
+    return FACTOR * np.array([[2 * x[0], 1], [x[1], x[0]]]).T @ sens
+
+
+@dragoman.vector_function(inputs={"x": 2}, outputs=[2], gradient=slope, derivatives=None)
+def written(x):
+    return rounded(x)
+"""
+
+
+@pytest.mark.parametrize(("factor", "status"), [("1.001", 0), ("1.05", 1)])
+def test_approximate_derivatives_of_a_noisy_function_pass_up_to_one_percent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], factor: str, status: int
+) -> None:
+    path = tmp_path / "noisy_functions.py"
+    path.write_text(NOISY.replace("FACTOR", factor))
+    at = ("--at", "[[1.3, 0.7]]")
+    run(f"{path}:noisy", *at)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines if line.split()[:1] in (["apply_jacobian"], ["gradient"])] == ["ok"] * 2
+    assert "errors up to 0.01 pass, as the derivatives are approximate" in lines[-1]
+    assert run(f"{path}:written", *at) == 1  # of derivatives that claim to be exact
+    assert ("use --tolerance 0.01 --identity 0.01" in capsys.readouterr().out) or status
+    assert run(f"{path}:written", *at, "--tolerance", "0.01") == status
+
+
 def test_the_command_prints_json(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{model}:wrong", "--at", "[[1, 2]]", "--json") == 1
     (result,) = json.loads(capsys.readouterr().out)
@@ -208,13 +248,19 @@ def test_invalid_arguments_of_the_command(
 
 
 def test_a_model_on_a_server_is_checked(
-    model: Path, capsys: pytest.CaptureFixture[str], serve_model: Callable[[Any], str]
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    serve_model: Callable[[Any], str],
 ) -> None:
     url = serve_model(f"{model}:right")
     assert run(url, "--model", "right", "--at", "[[1, 2]]") == 0
     assert "all checks passed, at 1 point\n" in capsys.readouterr().out
+    assert run(url, "--at", "[[1, 2]]") == 0  # the only one
+    capsys.readouterr()
+    url = serve_model(str(model))
     assert run(url) == 2
-    assert "--model NAME" in capsys.readouterr().err
+    assert "one of ['failing', 'none', 'right', 'wrong']" in caplog.text
 
 
 WRONG = """
