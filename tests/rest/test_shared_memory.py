@@ -177,6 +177,7 @@ async def test_a_region_stays_while_requests_use_it(server: RestServer, memory: 
     for _ in range(2):
         assert (await post(server, "unregister")).status == 200
     assert [each["name"] for each in (await server.request("GET", "/v2/systemsharedmemory/status")).json] == ["r"]
+    assert "Unable to find shared memory region: 'r'" in (await server.infer("Sum", request_of(IN_X, IN_Y))).error
     Waiting.proceed.set()
     await request
     assert np.frombuffer(memory.read_bytes()[32:48], np.int32).tolist() == [10, 11, 12, 13]

@@ -80,7 +80,8 @@ def pop_slice(parameters: dict[str, Any], where: str) -> RegionSlice | None:
 class SharedRegions:
     """The registered regions of one owner by name. A request may read up to `max_bytes` from them.
 
-    A region that is unregistered stays while a request holds it, as in Triton.
+    A region that is unregistered stays while a request holds it, as in Triton. Later requests do not find it: when the
+    last one that holds it has ended is a matter of chance.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -131,13 +132,14 @@ class SharedRegions:
         """Return the region with this name, or all. Raises ModelNotFound for an unknown name."""
         if not name:
             return list({**self._unregistered, **self._regions}.values())
-        if (region := self._get(name)) is None:
+        if (region := self._regions.get(name) or self._unregistered.get(name)) is None:
             raise ModelNotFound(f"Unable to find system shared memory region: '{name}'")
         return [region]
 
     def hold(self, names: Iterable[object]) -> tuple[Region, ...]:
         """Return the regions with these names, for a request to refer to until it has its response."""
-        return tuple(region for name in names if isinstance(name, str) and (region := self._get(name)) is not None)
+        found = (self._regions.get(name) for name in names if isinstance(name, str))
+        return tuple(region for region in found if region is not None)
 
     def check_total(self, sizes: Sequence[object]) -> None:
         """Raise InvalidInput if the inputs of a request are more than `max_bytes` together."""
@@ -147,7 +149,7 @@ class SharedRegions:
 
     def read(self, region_slice: RegionSlice, where: str) -> Buffer:
         """Return a copy of the bytes of an input. Raises InvalidInput or ModelNotFound."""
-        region = _checked(self._get(region_slice.region), region_slice, where)
+        region = _checked(self._regions.get(region_slice.region), region_slice, where)
         self.check_total([region_slice.byte_size])
         data = bytearray(region_slice.byte_size)
         done = 0
@@ -159,9 +161,6 @@ class SharedRegions:
                 )
             done += count
         return data
-
-    def _get(self, name: str) -> Region | None:
-        return self._regions.get(name) or self._unregistered.get(name)
 
 
 def write_output(region_slice: RegionSlice, name: str, data: Buffer, held: Sequence[Region]) -> None:
