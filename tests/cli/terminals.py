@@ -75,3 +75,19 @@ class Terminal:
             self.popen.wait(60)
         self._reader.join(10)
         os.close(self.handle)
+
+
+def screen_of(raw: str) -> str:
+    """Return what a terminal shows of an output that moves its cursor up and erases, with lines that do not wrap."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[\d*[A-Za-z]|\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r|\n|[^\x1b\r\n]+", raw):
+        if found := re.fullmatch(r"\x1b\[(\d*)A", part):
+            row = max(0, row - int(found[1] or 1))
+        elif part == "\x1b[J":
+            lines[row:] = [""]
+        elif part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part != "\r" and not part.startswith("\x1b"):
+            lines[row] += part
+    return "\n".join(lines)

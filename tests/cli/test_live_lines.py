@@ -4,8 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cli.terminals import Terminal
-from cli.test_chat import screen_of
+from cli.terminals import Terminal, screen_of
 
 PROGRAM = """
 import logging, sys, threading, warnings

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cli.terminals import Terminal
+from cli.terminals import Terminal, screen_of
 from dragoman_text.cli.markdown import split_blocks
 
 MARKDOWN = "# Title\n\nSome **bold** text.\n\n```python\nx = 1\n\ny = 2\n```\n\n1. one\n2. two\n"
@@ -227,22 +227,6 @@ async def test_markdown_on_a_terminal(tmp_path: Path) -> None:
     async with chatting(tmp_path, "--no-markdown") as (chat, _):
         shown = await chat.send("markdown", "2. two")
         assert "Some **bold** text." in shown
-
-
-def screen_of(raw: str) -> str:
-    """Return what a terminal shows of an output that moves its cursor up and erases, with lines that do not wrap."""
-    lines, row = [""], 0
-    for part in re.findall(r"\x1b\[\d*[A-Za-z]|\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r|\n|[^\x1b\r\n]+", raw):
-        if found := re.fullmatch(r"\x1b\[(\d*)A", part):
-            row = max(0, row - int(found[1] or 1))
-        elif part == "\x1b[J":
-            lines[row:] = [""]
-        elif part == "\n":
-            row += 1
-            lines += [""] * (row + 1 - len(lines))
-        elif part != "\r" and not part.startswith("\x1b"):
-            lines[row] += part
-    return "\n".join(lines)
 
 
 @pytest.mark.parametrize(
