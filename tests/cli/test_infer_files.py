@@ -41,11 +41,11 @@ class Houses(dragoman.Model):
     """Columns of a table, as models of scikit-learn have them; the prices tell which row was which."""
 
     placement = "inline"
-    inputs = (TensorSpec("town", BYTES, (-1,)), TensorSpec("area", FP64, (-1,)), TensorSpec("rooms", FP64, (-1,)))
+    inputs = (TensorSpec("town", BYTES, (-1,)), TensorSpec("area", FP64, (-1, 1)), TensorSpec("rooms", FP64, (-1,)))
     outputs = (TensorSpec("price", FP64, (-1,)),)
 
     def infer(self, call: Infer) -> dict[str, Any]:
-        return {"price": call.inputs["area"].data * call.inputs["rooms"].data}
+        return {"price": call.inputs["area"].data[:, 0] * call.inputs["rooms"].data}
 
 
 class Scores(dragoman.Model):

@@ -145,7 +145,7 @@ async def test_code_has_a_line_for_each_input_and_a_command(browser: Browser) ->
     ]
     assert json.loads(curl.partition(" -d '")[2].removesuffix("'"))["inputs"][1]["shape"] == [1, 1]
     await browser.press("Terminal")
-    assert await browser.page.inner_text("pre.code") == f"dragoman infer {browser.url} Homes --example"
+    assert await browser.page.inner_text("pre.code") == f"dragoman infer {browser.url} Homes rows.csv"
     await browser.open("/#/models/Wage", "Code")
     await browser.press("Terminal")
     assert await browser.page.inner_text("pre.code") == f"dragoman infer {browser.url} Wage rows.csv"

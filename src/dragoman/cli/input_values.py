@@ -131,7 +131,7 @@ def _split_word(word: str, signature: Signature) -> tuple[str, Any]:
 
 def _all_columns(words: Sequence[str], data: str | None, signature: Signature) -> str | list[str] | None:
     """Return what one word without a name is for a model of several columns: a table, or a row of values."""
-    columns = [spec.shape is None or len(spec.shape) == 1 for spec in signature.inputs]
+    columns = [spec.shape is None or (len(spec.shape) == 1 or spec.shape[1:] == (1,)) for spec in signature.inputs]
     if len(words) != 1 or data is not None or len(columns) < 2 or not all(columns):
         return None
     if split_columns(words[0])[0].lower().endswith((*TABLE_SUFFIXES, ".json")) and "=" not in words[0]:

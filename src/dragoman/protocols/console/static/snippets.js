@@ -36,7 +36,7 @@ function lines({ inputs, ...others }) {
   return `{"inputs": [\n${inputs.map((tensor) => `  ${JSON.stringify(tensor)}`).join(",\n")}]${rest}}`;
 }
 
-const isColumn = ({ shape, parameters }) => shape.length === 1 && shape[0] === -1 && !parameters?.any_rank;
+const isColumn = ({ shape, parameters }) => shape[0] === -1 && (shape.length === 1 || (shape.length === 2 && shape[1] === 1)) && !parameters?.any_rank;
 
 // A command with a file of the reader's, if the inputs are a picture or the columns of a table.
 function command({ name, version, model, url }) {
