@@ -133,7 +133,7 @@ def _lines(server: Server, without: list[str], took_s: float) -> Iterator[str]:
     yield "  " + colour_text(f"ready in {took_s:.1f} s; Ctrl-C stops", "32", sys.stderr)
 
 
-_CHAT_BODY = '{"messages": [{"role": "user", "content": "What is gravity?"}], "max_tokens": 60}'
+_CHAT_BODY = '{"messages": [{"role": "user", "content": "What is the capital of Germany?"}]}'
 _COMMANDS = {
     "celsius": "DRAGOMAN infer URL celsius 32,212",
     "digits": "DRAGOMAN infer URL digits --example",

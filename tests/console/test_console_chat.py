@@ -69,7 +69,7 @@ async def test_a_suggestion_is_sent(browser: Browser) -> None:
     await browser.page.locator(".chat-suggestions button").first.click()
     await browser.page.locator(".message.assistant").get_by_text("seed").wait_for()
     (call,) = Talker.requests
-    assert contents(call) == [("user", "Explain what a gradient is, with an example from daily life.")]
+    assert contents(call) == [("user", "What is photosynthesis? Answer in one sentence.")]
 
 
 async def test_markup_in_an_answer_stays_text(browser: Browser) -> None:

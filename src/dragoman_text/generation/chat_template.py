@@ -251,7 +251,7 @@ class ChatTemplate:
         self.form: MessageForm | None = None
         if self._templates.keys() & {"default", "tool_use"}:
             self.form = try_template(lambda: self._form(self._named(has_tools=True)), limit_s)
-            log.info("chat template: %s", self.form.describe())
+            log.debug("chat template: %s", self.form.describe())
 
     def __bool__(self) -> bool:
         return bool(self._templates)

@@ -9,9 +9,9 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 
 const END_PX = 4; // so near to its end the page follows an answer
 const QUESTIONS = [
-  "Explain what a gradient is, with an example from daily life.",
+  "What is photosynthesis? Answer in one sentence.",
   "Write a Python function that tests whether a word is a palindrome.",
-  "Make a table of the planets with their distance from the sun.",
+  "Give three tips for a good night's sleep.",
 ];
 const BEGINNINGS = ["Once upon a time", "The three most important rules of good code are", "def fibonacci(n):"];
 
