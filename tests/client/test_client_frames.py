@@ -9,7 +9,10 @@ import pytest
 
 import dragoman
 from dragoman import errors
+from dragoman.client import tensors
 from dragoman.codecs.codec import CODECS
+from dragoman.core.datatypes import DATATYPES
+from dragoman.core.signature import Signature, TensorSpec
 
 pd = pytest.importorskip("pandas")
 
@@ -223,3 +226,62 @@ def test_rows_of_a_pipeline_with_text_columns(tmp_path: Path) -> None:
             homes.infer("homes", table.rename(columns={"area": "size"}))
     expected = "expected the columns 'town', 'area': the table has no 'area'; the model has no 'size'"
     assert str(caught.value) == expected
+
+
+def _model(datatype: str | None, shape: tuple[int, ...] = (-1, -1)) -> Signature:
+    return Signature((TensorSpec("x", DATATYPES.get(datatype or ""), shape),), ())
+
+
+_BIG = 2**53 + 1
+
+
+def _big_columns() -> dict[str, Any]:
+    pa = pytest.importorskip("pyarrow")
+    return {
+        "object and floats": pd.DataFrame({"a": pd.Series([_BIG, 0.5], dtype=object)}),
+        "object beyond 64 bits": pd.DataFrame({"a": pd.Series([2**63 + 1, -1], dtype=object)}),
+        "nullable": pd.DataFrame({"a": pd.array([_BIG, None], dtype="Int64")}),
+        "categorical": pd.DataFrame({"a": pd.Categorical([_BIG, None])}),
+        "pyarrow table": pa.table({"a": [_BIG, None]}),
+        "pyarrow batch": pa.record_batch({"a": [_BIG, None]}),
+        "pyarrow array": pa.array([_BIG, None]),
+        "pyarrow dictionary": pa.table({"a": pa.array([_BIG, None]).dictionary_encode()}),
+    }
+
+
+@pytest.mark.parametrize("datatype", ["FP64", "INT64", None])
+@pytest.mark.parametrize("name", _big_columns())
+def test_integers_beside_missing_values_are_never_rounded(name: str, datatype: str | None) -> None:
+    with pytest.raises(errors.InvalidInput, match=r"2\*\*53"):
+        tensors.request(_big_columns()[name], _model(datatype), "m")
+
+
+def test_small_integers_beside_missing_values_are_floats() -> None:
+    pa = pytest.importorskip("pyarrow")
+    batch, encoded = pa.record_batch({"a": [7, None]}), pa.table({"a": pa.array([7, None]).dictionary_encode()})
+    for value in (pa.table({"a": [7, None]}), batch, encoded, pd.DataFrame({"a": pd.Categorical([7, None])})):
+        (given,) = tensors.request(value, _model("FP64"), "m").inputs
+        np.testing.assert_array_equal(given.tensor.data, [[7.0], [np.nan]])
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_list_of_integers_and_floats_keeps_large_integers(cast: bool) -> None:
+    (given,) = tensors.request([[_BIG, 1.0]], _model("INT64"), "m", cast).inputs
+    assert given.tensor.data.tolist() == [[_BIG, 1]]
+    with pytest.raises(errors.InvalidInput, match="does not fit"):
+        tensors.request([[_BIG, 0.5]], _model("INT64"), "m", cast)
+
+
+def test_an_index_and_an_extension_array_are_columns() -> None:
+    for value in (pd.Index([1, 2]), pd.array([1, 2], dtype="Int64")):
+        (given,) = tensors.request(value, _model("INT64", (-1, 1)), "m").inputs
+        assert given.tensor.data.tolist() == [[1], [2]]
+    with pytest.raises(errors.InvalidInput):
+        tensors.request(pd.Index([1.0]), Signature((TensorSpec("a"), TensorSpec("b")), ()), "m")
+
+
+def test_columns_of_equal_names_are_refused_in_any_library() -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pytest.raises(errors.InvalidInput, match="unique column names, got 'a' twice"):
+        tensors.request(table, _model("INT64"), "m")

@@ -7,7 +7,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -515,6 +515,40 @@ def test_windows_are_opened_again_after_much_data(
         for _ in range(2):
             with pytest.raises(errors.ModelNotFound):
                 client.infer("m", X)
+
+
+@KINDS
+def test_a_connection_is_not_used_again_after_an_error_behind_a_complete_response(
+    loop_thread: LoopThread, client_kind: ClientKind
+) -> None:
+    broken = replying(GOOD + frame(frames.PUSH_PROMISE, 4, 1, b"\0\0\0\2"), then=lambda peer: peer.file.read())
+    with scripted(broken, replying(GOOD)) as url, loop_thread.client(client_kind, url, retries=0) as client:
+        for _ in range(2):
+            assert client.infer("m", X)["x"].tobytes() == b"abc"
+
+
+def test_bytes_after_an_error_are_not_parsed() -> None:
+    parser = Http2Parser().next(streams=False)
+    parser.start([(b":method", b"POST")], b"", is_compressed=False)
+    push = frame(frames.PUSH_PROMISE, 4, 1, b"\0\0\0\2")
+    for received, is_error in ((SETTINGS + push, True), (GOOD, False)):
+        parser.buffer()[: len(received)] = received
+        with pytest.raises(errors.ServerError) if is_error else nullcontext():
+            parser.bytes_received(len(received))
+    assert not parser.done
+    assert parser.messages() == []
+
+
+@KINDS
+def test_a_stream_whose_last_message_is_cut_is_an_error(loop_thread: LoopThread, client_kind: ClientKind) -> None:
+    one = m.ModelStreamInferResponse(infer_response=MESSAGE).SerializeToString()
+    cut = headers(HEADERS) + data(message(one) + message(one)[:-1]) + headers(OK, ended=True)
+    with (
+        scripted(replying(cut)) as url,
+        loop_thread.client(client_kind, url, retries=0) as client,
+        pytest.raises(errors.ServerError, match="the last message is not complete"),
+    ):
+        list(client.stream("m", X))
 
 
 # --- any bytes -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 Libraries are recognised by the protocols of their objects; none is imported.
 """
 
+import re
 import sys
 from typing import Any
 
@@ -16,6 +17,7 @@ from dragoman.core.tensor import Tensor
 
 _SHOWN_VALUES = 3
 _EXACT_IN_FP64 = 1 << 53
+_INTEGERS = re.compile(r"(dictionary<values=)?u?int(8|16|32|64)\b")
 
 
 def is_array(value: Any) -> bool:
@@ -36,13 +38,30 @@ def to_array(value: Any) -> Any:
     if isinstance(value, np.ndarray) or not is_array(value):
         return value
     try:
-        return _exported(value)
+        array = _exported(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         name = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
         raise InvalidInput(f"a {name} cannot be converted to a NumPy array ({error}): convert it first") from error
+    _check_exact(value, array)
+    return array
+
+
+def _check_exact(source: Any, array: Array) -> None:
+    """Raise InvalidInput if integers of which some are missing became floats that do not hold them exactly."""
+    is_converted = array.dtype.kind == "f" and _INTEGERS.match(_type_name(source)) is not None
+    if is_converted and (np.abs(array) >= _EXACT_IN_FP64).any():  # 2**53 may have been 2**53 + 1
+        raise InvalidInput("expected integers below 2**53 beside missing values, which FP64 holds exactly")
+
+
+def _type_name(source: Any) -> str:
+    """Return the name of the type of a column of pyarrow, polars or pandas; of a categorical one that of its values."""
+    dtype = getattr(source, "type", None) or getattr(source, "dtype", "")
+    return str(getattr(getattr(dtype, "categories", dtype), "dtype", dtype)).lower()
 
 
 def _exported(value: Any) -> Array:
+    if str(getattr(value, "type", "")).startswith("dictionary<"):  # pyarrow gives missing ones a value of its own
+        value = value.cast(value.type.value_type)
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # PyTorch: gradients and devices
         value = value.detach().cpu()
         for name in ("resolve_conj", "resolve_neg"):
@@ -88,6 +107,14 @@ def hint(tensor: Tensor, spec: TensorSpec) -> str:
 
 def _replaced(tensor: Tensor, array: Array, datatype: Datatype) -> Tensor:
     return Tensor(array, datatype, tensor.parameters)
+
+
+def mixed_numbers(values: list[Any]) -> Array:
+    """Return numbers of Python as an array. Raises InvalidInput if integers among floats are not held exactly."""
+    array = np.array(values)
+    if array.dtype.kind == "f" and any(type(each) is int and int(float(each)) != each for each in values):
+        raise InvalidInput("expected integers that FP64 holds exactly, up to 2**53")
+    return array
 
 
 def _is_exact(integers: Array) -> bool:

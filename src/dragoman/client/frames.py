@@ -3,13 +3,14 @@
 Frames of pandas, polars, pyarrow and others that have columns by name; none is imported.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dragoman.client.arrays import fit, to_array
+from dragoman.client.arrays import fit, is_array, mixed_numbers, to_array
 from dragoman.codecs.codec import CODECS
 from dragoman.core.datatypes import BYTES, FP64, Array, Datatype, datatype_of
 from dragoman.core.errors import InvalidInput
@@ -29,7 +30,13 @@ def is_frame(value: Any) -> bool:
 
 def is_series(value: Any) -> bool:
     """Return whether a value is a column or a row of pandas."""
-    return is_pandas(value) and value.ndim == 1
+    return is_pandas(value) and value.ndim == 1 and hasattr(value, "iloc")
+
+
+def with_series(value: Any) -> Any:
+    """Return an index or an extension array of pandas as a column; other values unchanged."""
+    is_bare = is_pandas(value) and value.ndim == 1 and not is_series(value)
+    return sys.modules["pandas"].Series(value) if is_bare else value
 
 
 def is_pandas(value: Any) -> bool:
@@ -139,16 +146,14 @@ def _is_matrix(spec: TensorSpec) -> bool:
 
 def _columns(frame: Any) -> dict[str, Any]:
     """Return the columns by name. Raises InvalidInput for equal names."""
-    if is_pandas(frame):
-        labels = [str(label) for label in frame.columns]
-        columns = [frame.iloc[:, at] for at in range(len(labels))]
-    else:
-        labels = [str(label) for label in getattr(frame, "column_names", None) or frame.columns]
-        columns = [frame[label] for label in labels]
+    known = frame.columns if is_pandas(frame) else getattr(frame, "column_names", None) or frame.columns
+    labels = [str(label) for label in known]
     twice = [label for label in dict.fromkeys(labels) if labels.count(label) > 1]
     if twice:
         raise InvalidInput(f"expected unique column names, got {', '.join(map(repr, twice))} twice")
-    return dict(zip(labels, columns, strict=True))
+    if is_pandas(frame):
+        return {label: frame.iloc[:, at] for at, label in enumerate(labels)}
+    return {label: frame[label] for label in labels}
 
 
 def _check_columns(columns: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -172,7 +177,7 @@ def _numbers(column: Any) -> Tensor:
         return Tensor.of(column.to_numpy(_exactly(present, FP64).data.dtype, na_value=np.nan))
     array = _column_array(column)
     if array.dtype.kind == "O" and {type(element) for element in array} <= {bool, int, float}:
-        array = np.array(array.tolist())
+        array = mixed_numbers(array.tolist())
     return _OTHER if array.dtype.kind in "SUOMm" else Tensor.of(array)
 
 
@@ -180,7 +185,7 @@ _OTHER = Tensor.of(np.empty(0, object))
 
 
 def _column_array(column: Any) -> Array:
-    return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else to_array(column))
+    return np.asarray(to_array(column) if is_array(column) else column.to_numpy())
 
 
 def _fitted(given: RequestInput, spec: TensorSpec | None, cast: bool) -> RequestInput:

@@ -79,7 +79,7 @@ class Http2Parser:
         self._stream = -1
         self._send_window = frames.DEFAULT_WINDOW  # of the connection
         self._initial_window = frames.DEFAULT_WINDOW
-        self._is_going_away = False
+        self._is_going_away = self._is_broken = False
         self._is_first = True
         self._received = 0
         self._reset_call()
@@ -167,6 +167,20 @@ class Http2Parser:
     def bytes_received(self, count: int) -> None:
         """Parse `count` received bytes. Raises ServerError if they are not HTTP/2, NotProcessed if the call may be
         sent again."""
+        try:
+            self._receive(count)
+        except (Http2ConnectionError, ServerError, NotProcessed) as error:
+            # Where the next frame begins is not known: what follows is ignored, and no call uses the connection again.
+            self._is_broken = self._is_going_away = True
+            if self.done:
+                return  # the response is complete
+            if isinstance(error, Http2ConnectionError):
+                raise ServerError(f"the response is not HTTP/2: {error.message}") from error
+            raise
+
+    def _receive(self, count: int) -> None:
+        if self._is_broken:
+            return
         if self._is_direct:
             self._frame_left -= count
             self._at += count
@@ -177,10 +191,7 @@ class Http2Parser:
         if self._is_first and b"HTTP/1"[: len(data)] == data[:6]:
             raise ServerError("the server answers in HTTP/1.1, not in gRPC: expected another port, or an http:// URL")
         self._is_first = False
-        try:
-            self._pending = data[self._parse(data) :]
-        except Http2ConnectionError as error:
-            raise ServerError(f"the response is not HTTP/2: {error.message}") from error
+        self._pending = data[self._parse(data) :]
 
     def end(self) -> bool:
         """Return whether the response was complete when the connection was closed."""
@@ -192,7 +203,7 @@ class Http2Parser:
         return b""
 
     def messages(self) -> list[Buffer]:
-        """Return the messages received since the last call. Raises ServerError if one cannot be decompressed."""
+        """Return the messages received since the last call."""
         found, self._messages = self._messages, []
         return found
 
@@ -267,6 +278,8 @@ class Http2Parser:
         if not self.has_headers:
             self.headers, self.has_headers = fields, True
         if self._block_ends:
+            if self._prefix and fields.get("grpc-status") == "0":
+                raise Http2ConnectionError(frames.PROTOCOL_ERROR, "the last message is not complete")
             self.trailers, self.done = fields, True
 
     def _apply(self, pairs: list[tuple[int, int]]) -> None:

@@ -16,6 +16,7 @@ from dragoman.client.frames import (
     matrix,
     request_of_frame,
     series,
+    with_series,
 )
 from dragoman.client.pictures import is_picture, path_hint, picture_to_tensor, takes_pixels
 from dragoman.codecs.codec import CODECS
@@ -157,6 +158,7 @@ def _tensor(value: Any, spec: TensorSpec, cast: bool) -> Tensor:
             return Tensor.of(value.reshape(1))  # one axis, like a Python number
         case np.generic():
             value = value.item()
+    value = with_series(value)
     if is_frame(value):
         return matrix(value, spec, cast)
     if is_series(value):
@@ -227,6 +229,8 @@ def _plain_tensor(value: Any, spec: TensorSpec, cast: bool) -> Tensor:
         array = _array(value)
         if spec.shape is not None and _are_single_rows(value, len(spec.shape)):
             array = array.reshape(-1, *array.shape[2:])
+        if array.dtype.kind == "f" and datatype is not None and datatype.kind in ("int", "uint"):
+            array = np.array(value, object).reshape(array.shape)  # an integer beside floats may be beyond 2**53
     if not array.size and datatype is not None:
         return Tensor(np.empty(array.shape, datatype.dtype), datatype)
     if cast and np.asarray(array).dtype.kind in "biuf":
