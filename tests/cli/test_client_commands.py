@@ -117,7 +117,7 @@ async def test_keys_come_from_a_file_or_a_variable(
     for command, *more in (["models"], ["chat", "--message", "x"], ["status"]):
         assert await run(command, server.http_url, *more) == 2
         err = capsys.readouterr().err
-        assert "expected a key in --key-file or $DRAGOMAN_API_KEY" in err
+        assert "give it with --key-file or $DRAGOMAN_API_KEY" in err
         assert len(err.splitlines()) == 1
     (folder / "key").write_text(KEY + "\n")
     assert await run("models", server.http_url, "--key-file", "key") == 0

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,3 +157,52 @@ async def test_the_help_has_the_protocols_of_the_server(server: Server, capsys: 
     text = capsys.readouterr().out
     for title in {"KServe V1", "UM-Bridge", *server.http_protocols} - {"metrics", "Open Inference generate"}:
         assert title.partition(" (")[0] in text
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=127.0.0.1 -keyout key.pem"
+    more = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", "cert.pem"]
+    subprocess.run(["openssl", *words.split(), *more], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+async def test_tls_and_its_absence_are_recognised(
+    server: Server, certificate: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, *more in (["models"], ["status"], ["infer", "Iris", "1,2,3,4"]):
+        url = server.http_url.replace("http:", "https:")
+        assert await run(command, url, *more) == 2
+        assert (
+            capsys.readouterr().err
+            == f"dragoman: cannot reach {url}: the response is not TLS; expected {server.http_url}?\n"
+        )
+    files: dict[str, Any] = {"tls_cert": str(certificate / "cert.pem"), "tls_key": str(certificate / "key.pem")}
+    async with Server(Iris, http_port=0, grpc_port=-1, **files) as secure:
+        for command, *more in (["models"], ["status"], ["infer", "Iris", "1,2,3,4"]):
+            assert await run(command, secure.http_url, *more) == 2
+            assert "; name the certificate or its authority with --ca FILE" in capsys.readouterr().err
+            plain = secure.http_url.replace("https:", "http:")
+            assert await run(command, plain, *more) == 2
+            assert capsys.readouterr().err.endswith(f"; expected {secure.http_url}?\n")
+        assert await run("models", secure.http_url, "--ca", files["tls_cert"]) == 0
+
+
+async def test_a_key_without_the_role_of_reading_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys, key = tmp_path / "keys.toml", tmp_path / "app.key"
+    assert await run("keys", "create", "app", "--file", str(keys), "--roles", "infer") == 0
+    key.write_text(capsys.readouterr().out)
+    async with Server(Iris, http_port=0, grpc_port=-1, api_keys=str(keys)) as server:
+        assert await run("infer", server.http_url, "Iris", "1,2,3,4", "--key-file", str(key)) == 2
+        error = capsys.readouterr().err
+        assert "key 'app' does not have the role 'read'" in error
+        assert error.endswith(
+            "; commands read what a model takes before they call it: the key needs the role 'read' as well\n"
+        )
+        assert await run("bench", server.http_url, "Iris", "--key-file", str(key), "--seconds", "0.1") == 2
+        error = capsys.readouterr().err
+        assert "does not have the role 'read'" in error
+        assert "--input FILE" in error

@@ -172,9 +172,10 @@ async def test_a_thousand_requests_and_a_worker_that_is_killed(process: ServerPr
     assert kinds["lost"] <= 1, "only what the killed worker computed"
     assert sum(kinds.values()) == 1000
     assert kinds["good"] + kinds["lost"] > 590
-    assert "a worker process died (signal SIGKILL)" in process.log()
+    assert f"worker process {victim} died (signal SIGKILL)" in process.log()
     process.wait_until_ready()
     wait_until(lambda: len(process.workers()) == 4, "the new worker")
+    wait_until(lambda: "runs in place of one that ended" in process.log(), "the log of the new worker")
     assert victim not in workers_of(process, "Twice", 2)
     assert Counter(map(check, await clients(process, range(1000, 1300), nothing)))["lost"] == 0
 

@@ -121,7 +121,7 @@ def test_the_installed_command() -> None:
         ((TWICE, "--log-level", "loud"), "invalid choice: 'loud'"),
         ((TWICE, "--placement", "moon"), "invalid choice: 'moon'"),
         ((TWICE, "--protocols", "morse"), "unknown protocol 'morse'"),
-        ((TWICE, "--tls-cert", "nowhere.pem"), "cannot use certificate 'nowhere.pem'"),
+        ((TWICE, "--tls-cert", "nowhere.pem"), "with key 'nowhere.pem': 'nowhere.pem' does not exist"),
         ((TWICE, TWICE), "two models are called 'Twice'"),
         ((TWICE, "--nonsense"), "unrecognized arguments: --nonsense"),
         ((TWICE, "--http-p", "1"), "unrecognized arguments: --http-p 1; did you mean '--http-port'?"),

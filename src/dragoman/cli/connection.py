@@ -38,7 +38,11 @@ _MAX_NAMES = 5
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _HTTP2_SETTINGS = 4
 KEY_VARIABLES = ("DRAGOMAN_API_KEY", "DRAGOMAN_CONTROL_TOKEN")
-_KEY_HINT = f"; expected a key in --key-file or ${KEY_VARIABLES[0]}"
+# What a command adds to a refusal: without a key, how to give one; without the role `read`, what reads.
+_KEY_HINT = f"; give it with --key-file or ${KEY_VARIABLES[0]}"
+_ROLE_HINT = "; commands read what a model takes before they call it: the key needs the role 'read' as well"
+# What the errors of TLS say if the certificate of the server is not signed by an authority that is known here.
+_UNTRUSTED = ("self-signed", "self signed", "unable to get local issuer", "unable to get issuer")
 KEY_HELP = f"""\
 A server with API keys needs one: in the file that --key-file names, or in the variable {KEY_VARIABLES[0]}, which other
 users of the machine cannot see.
@@ -103,7 +107,7 @@ class ServerConnection:
             with opened as client:
                 yield client
         except (Unauthorized, Forbidden) as error:
-            raise type(error)(f"{self.url}: {error.message}{_KEY_HINT}") from None
+            raise type(error)(f"{self.url}: {error.message}{self._key_hint(error.message)}") from None
         except ServerUnreachable as error:  # no other OSError: that may be one of standard output
             raise self._unreachable(error) from None
         except ServerError as error:
@@ -191,8 +195,12 @@ class ServerConnection:
             location = error.headers.get("location", "")
             return NotReady(f"{self.url} redirects to {location!r}: expected the URL of the server itself")
         kind = ModelNotFound if error.code == 404 else NotReady
-        hint = _KEY_HINT if error.code == 401 else ""
-        return kind(f"{self.url} responds with {error.code}: {_reason(error)}{hint}")
+        reason = _reason(error)
+        hint = self._key_hint(reason) if error.code in (401, 403) else ""
+        return kind(f"{self.url} responds with {error.code}: {reason}{hint}")
+
+    def _key_hint(self, reason: str) -> str:
+        return _KEY_HINT if not self.key else _ROLE_HINT if "role 'read'" in reason else ""
 
     def _unreachable(self, error: Exception) -> NotReady:
         if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
@@ -201,8 +209,31 @@ class ServerConnection:
         text = getattr(reason, "verify_message", "") or getattr(reason, "strerror", "") or str(reason)
         text = re.sub(r"^cannot reach \S+: ", "", text)
         text = f"no response within {self.timeout_s:g} s" if isinstance(reason, TimeoutError) else text
-        refused = "refused" in text
-        return NotReady(f"cannot reach {self.url}: {text}{'; is the server running?' if refused else ''}")
+        if self.url.startswith("https") and ("WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text):
+            text = "the response is not TLS"
+            return NotReady(f"cannot reach {self.url}: {text}; expected {re.sub('^https', 'http', self.url)}?")
+        return NotReady(f"cannot reach {self.url}: {text}{self._unreachable_hint(text)}")
+
+    def _unreachable_hint(self, text: str) -> str:
+        if "refused" in text:
+            return "; is the server running?"
+        if any(each in text for each in _UNTRUSTED):
+            return "; name the certificate or its authority with --ca FILE"
+        is_plain = self.url.startswith("http:")
+        return f"; expected {re.sub('^http', 'https', self.url)}?" if is_plain and self._speaks_tls() else ""
+
+    def _speaks_tls(self) -> bool:
+        """Say whether the server completes a handshake of TLS, with any certificate."""
+        parts = urlsplit(self.url)
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            address = (parts.hostname or "", parts.port or 80)
+            with socket.create_connection(address, timeout=min(2.0, self.timeout_s)) as opened:
+                context.wrap_socket(opened).close()
+        except OSError:
+            return False
+        return True
 
 
 def _nearest(model: str, names: Sequence[str]) -> str:

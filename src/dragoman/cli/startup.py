@@ -144,7 +144,7 @@ def _address_lines(server: Server) -> Iterator[str]:
         yield f"  admin {server.admin_url}   metrics, model control"
     if server.worker_port is not None:
         address = server.worker_port.address
-        yield f"  workers {address}   dragoman worker --join {address}"
+        yield f"  join  {address}   dragoman worker --join {address} --secret-file FILE"
     if server.http_url and server.settings.web_pages:
         yield f"  pages {server.http_url}/   console; API at /docs"
 

@@ -1,6 +1,7 @@
 """TLS: certificates, client certificates, versions, and their reload without a restart."""
 
 import logging
+import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +64,11 @@ class TlsFiles:
             context.load_cert_chain(self.cert, self.key or None, password=_no_password)
         except OSError as error:
             key = self.key or self.cert
-            raise InvalidInput(f"cannot use certificate '{self.cert}' with key '{key}': {error}") from error
+            missing = next((file for file in (self.cert, key) if not os.path.exists(file)), "")
+            reason = f"'{missing}' does not exist" if missing else str(error)
+            if isinstance(error, ssl.SSLError):  # which says neither which file nor what is wrong with it
+                reason = f"expected a certificate and its private key, both PEM, without a password: {error}"
+            raise InvalidInput(f"cannot use certificate '{self.cert}' with key '{key}': {reason}") from error
         if self.client_ca:
             try:
                 context.load_verify_locations(self.client_ca)

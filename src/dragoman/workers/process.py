@@ -379,7 +379,9 @@ class ProcessPool(JobRunner):
     def _handle_restart(self, replica: Replica) -> None:
         if self._autoscaler is not None:
             self._autoscaler.record_start(replica)
-        self._restarts = min(self._restarts + 1, self._exits)  # others have started late
+        if self._restarts < self._exits:  # others have started late
+            self._restarts += 1
+            log.info("model '%s': %s runs in place of one that ended", self._spec.name, replica.description)
         self._end_waiting()
         self._report_readiness()
         self._dispatch()
@@ -395,7 +397,7 @@ class ProcessPool(JobRunner):
                 self._spec.cancel_grace_s,
             )
         else:
-            log.error("model '%s': a worker process died (%s)", self._spec.name, replica.exit_reason)
+            log.error("model '%s': %s died (%s)", self._spec.name, replica.description, replica.exit_reason)
         self._exits += 1
         held = list(replica.held.values())
         started = held if self._concurrent else held[:1]

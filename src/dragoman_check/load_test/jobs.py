@@ -12,6 +12,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.formats import fast_json
 from dragoman_check.conformance import umbridge
 from dragoman_check.conformance.clauses import ClauseFailed, NotOffered, NotTried
+from dragoman_check.conformance.http import KEY_HINT
 from dragoman_check.conformance.samples import SampleTensor, sample_of, samples_of_request
 from dragoman_check.conformance.target import Target, declared_tensors
 
@@ -177,7 +178,11 @@ def _samples(target: Target, options: Options) -> list[SampleTensor]:
     if response.status == 404:
         raise InvalidInput(f"model '{options.model}' not found")
     if response.status != 200:
-        raise ClauseFailed(f"GET v2/models/{options.model} gets status {response.status}")
+        said = response.body[:200].decode("utf-8", "replace")
+        hint = {401: f"; {KEY_HINT}", 403: "; a request of your own, with --input FILE, needs no metadata"}.get(
+            response.status, ""
+        )
+        raise ClauseFailed(f"GET /v2/models/{options.model} gets status {response.status} {said}{hint}")
     specs = declared_tensors(response.json(), "inputs")
     if not specs:
         raise InvalidInput(f"the metadata of '{options.model}' declares no inputs; give a request with --input FILE")

@@ -14,7 +14,13 @@ from dragoman.cli.terminal import colour_text, printable
 from dragoman.core.errors import DragomanError
 from dragoman_check.top.view import SORT_KEYS, View, lines
 
-_HELP = "q quit  / filter  c e p 5 u f t n s sort  r reverse  w workers  j k scroll"
+# The keys, longest first: the first that fits is shown.
+_HELPS = (
+    "q quit  / filter  c e p 5 u f t n s sort  r reverse  w workers  j k scroll",
+    "q quit  / filter  c e p sort  w workers",
+    "q quit  / filter",
+    "q quit",
+)
 _POLL_S = 0.1
 _QUIT = ("q", "\x03", "\x04", "")
 
@@ -109,9 +115,10 @@ def _edit(view: View, typed: str, key: str) -> str | None:
 
 def _draw(poller: Poller, view: View, typed: str | None, size: os.terminal_size) -> None:
     assert poller.found is not None
-    foot = _HELP if typed is None else f"filter: {typed}_  Enter keeps, Esc clears"
-    if typed is None and view.filter:
-        foot = f"filter '{view.filter}'  {_HELP}"
+    foot = f"filter: {typed}_  Enter keeps, Esc clears"
+    if typed is None:
+        begin = f"filter '{view.filter}'  " if view.filter else ""
+        foot = next((begin + each for each in _HELPS if len(begin + each) < size.columns), begin + _HELPS[-1])
     if poller.error:
         foot = f"{poller.error}; trying again"
     shown = lines(poller.found, view, size.columns, size.lines)

@@ -35,6 +35,7 @@ SORT_KEYS = {
     "t": "tokens_per_s",
 }
 _LEAST_NAME = 12
+_LEAST_CELL = 6
 
 
 @dataclass
@@ -60,7 +61,7 @@ class View:
 def lines(found: Mapping[str, Any], view: View, columns: int, rows: int | None = None) -> list[tuple[str, str]]:
     """Return lines with the ANSI code of their style; `rows` is the height of the terminal, None without a limit."""
     models = view.models(found)
-    top = _summary(found)
+    top = _summary(found, columns)
     workers = _worker_rows(found, view) if view.shows_workers else []
     # Of the lines of the terminal: the last one is left to the caller, others are a blank line, titles and the range.
     below = min(len(workers) + 1, (rows or 0) // 3) + 1 if workers else 0
@@ -78,19 +79,20 @@ def lines(found: Mapping[str, Any], view: View, columns: int, rows: int | None =
     return cut if rows is None else cut[: rows - 1]
 
 
-def _summary(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _summary(found: Mapping[str, Any], columns: int) -> list[tuple[str, str]]:
+    """Return the state of the server: its figures are on a further line where one is too narrow."""
     state = "ready" if found["ready"] else "not ready"
     memory = format_bytes(found["memory_bytes"])
     tokens = "" if found["tokens_per_s"] is None else f", {_rate(found['tokens_per_s'])} tokens/s"
-    return [
-        (f"{found['url']}  {state}  {time.strftime('%H:%M:%S')}", "1"),
-        (
-            f"{_rate(found['calls_per_s'])} calls/s, {_rate(found['errors_per_s'])} err/s{tokens}; "
-            f"CPU {found['cpu_percent']:.0f} %{f', {memory}' if memory else ''}; "
-            f"status in {found['answer_ms']:.3g} ms",
-            "31" if found["errors_per_s"] else "",
-        ),
-    ]
+    first = f"{found['url']}  {state}"
+    clock = time.strftime("  %H:%M:%S")
+    calls = f"{_rate(found['calls_per_s'])} calls/s, {_rate(found['errors_per_s'])} err/s{tokens}"
+    process = (
+        f"CPU {found['cpu_percent']:.0f} %{f', {memory}' if memory else ''}; status in {found['answer_ms']:.3g} ms"
+    )
+    figures = [f"{calls}; {process}"] if len(calls) + 2 + len(process) <= columns else [calls, process]
+    code = "31" if found["errors_per_s"] else ""
+    return [(first + clock if len(first + clock) <= columns else first, "1"), *((text, code) for text in figures)]
 
 
 def _table(models: Sequence[Mapping[str, Any]], view: View, columns: int) -> list[tuple[str, str]]:
@@ -148,13 +150,31 @@ def _worker_rows(found: Mapping[str, Any], view: View) -> list[Mapping[str, Any]
 
 
 def _worker_table(workers: Sequence[Mapping[str, Any]], columns: int) -> list[tuple[str, str]]:
-    rows = [("worker", "model", "state", "in flight", "time/call")]
+    """Return the titles and the rows. Without room the figures stay, and the name of the process is cut."""
+    rows: list[tuple[str, ...]] = [("worker", "model", "state", "in flight", "time/call")]
     for each in workers:
         host = f"{each['host']} " if each["host"] else ""
         mean = "-" if each["mean_ms"] is None else _time(each["mean_ms"])
         cells = (host + each["process"], each["model"], each["state"], str(each["in_flight"]), mean)
-        rows.append(tuple(map(printable, cells)))  # type: ignore[arg-type]
+        rows.append(tuple(map(printable, cells)))
+    if _width_of(rows) > columns:
+        shorter: list[tuple[str, ...]] = [
+            (row[0].replace("worker process ", "", 1), *row[1:3], row[3].replace("in flight", "flight"), row[4])
+            for row in rows
+        ]
+        rows = shorter if _width_of(shorter) <= columns else [(*row[:2], row[2], row[4]) for row in shorter]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    over = _width_of(rows) - columns
+    for i in (1, 0):  # names are cut, the model's first
+        cut = max(0, min(over, widths[i] - _LEAST_CELL))
+        widths[i], over = widths[i] - cut, over - cut
+    texts = [
+        "  ".join(_cut(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     codes = ["1", *(state_code(each["state"]) if each["state"] != "idle" else "2" for each in workers)]
     return list(zip(texts, codes, strict=True))
+
+
+def _width_of(rows: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) for column in zip(*rows, strict=True)) + 2 * (len(rows[0]) - 1)

@@ -273,3 +273,30 @@ async def test_lines_are_as_wide_and_as_many_as_the_terminal() -> None:
     view = View(scroll=1000)
     assert [text for text, _ in lines(found, view, 80, 24)][-1].endswith(" to 50 of 50")
     assert view.scroll < 50
+
+
+async def test_a_narrow_terminal_keeps_the_figures_of_workers() -> None:
+    worker = {
+        "host": "",
+        "process": "worker process 8008",
+        "state": "busy",
+        "reason": "",
+        "in_flight": 3,
+        "mean_ms": 1.5,
+    }
+    found: dict[str, Any] = {
+        "url": "http://127.0.0.1:8080", "ready": True, "cpu_percent": 12.0, "memory_bytes": 67, "answer_ms": 7.34,
+        "calls_per_s": 340.0, "errors_per_s": 0.0, "tokens_per_s": None, "models": [model("celsius")],
+        "workers": [{**worker, "model": "celsius"}, {**worker, "model": "a-model-with-a-long-name", "host": "node1"}],
+    }  # fmt: skip
+    for columns in (40, 60, 80):
+        shown = [text for text, _ in lines(found, View(), columns, 24)]
+        assert max(map(len, shown)) <= columns
+        assert "status in 7.34 ms" in (shown[2] if columns < 60 else shown[1])
+        titles = next(line for line in shown if line.startswith("worker"))
+        assert titles.endswith("time/call")
+        rows = shown[shown.index(titles) + 1 :]
+        assert [row.split()[-2:] for row in rows] == [["1.5", "ms"]] * 2
+        assert all("busy" in row for row in rows)
+    wide = [text for text, _ in lines(found, View(), 80, 24)]
+    assert wide[0].startswith("http://127.0.0.1:8080  ready  ")
