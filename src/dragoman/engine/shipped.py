@@ -4,6 +4,7 @@ All reading blocks and is bounded in size. A file that cannot be read says nothi
 are those of the trial.
 """
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,9 +101,15 @@ def _files(folder: Path, signature: Signature) -> dict[str, Tensors]:
     if len(required) != 1 or not folder.is_dir():
         return {}
     found: dict[str, Tensors] = {}
-    for file in sorted(folder.iterdir())[:_MAX_EXAMPLES]:
-        if file.is_file() and not file.name.startswith(".") and file.stat().st_size <= _MAX_FILE_BYTES:
+    try:
+        files = heapq.nsmallest(_MAX_EXAMPLES, folder.iterdir())
+    except OSError:  # a folder that may not be read
+        return {}
+    for file in files:
+        if file.is_file() and not file.name.startswith("."):
             try:
+                if file.stat().st_size > _MAX_FILE_BYTES:
+                    continue
                 tensor = _sample(file, required[0])
             except (ValueError, InvalidInput, OSError, EOFError, MemoryError):  # a file of something else
                 continue

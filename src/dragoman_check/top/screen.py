@@ -43,6 +43,8 @@ class Poller(threading.Thread):
                 self.found, self.error = self._read(), ""
             except DragomanError as error:
                 self.error = error.message
+            except Exception as error:  # of a server that answers something else
+                self.error = f"the server's figures cannot be read: {error!r}"
             self.count += 1
 
     def stop(self) -> None:

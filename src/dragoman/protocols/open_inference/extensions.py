@@ -110,7 +110,7 @@ _ONE_AXIS = (-1,)
 # The names of a matrix's columns, and of the classes of an output, as JSON. Clients order data frames by the first.
 COLUMNS = "columns"
 LABELS = "labels"
-_MOST_LABELS = 1000
+_MOST_LABELS, _MOST_LABEL_CHARACTERS = 1000, 100_000
 
 
 def metadata_tensors(
@@ -128,8 +128,9 @@ def metadata_tensors(
                 parameters[ANY_RANK] = True
             if spec.columns:
                 parameters[COLUMNS] = fast_json.dumps(spec.columns).decode()
-            if spec.name in labels and len(labels[spec.name].names) <= _MOST_LABELS:
-                parameters[LABELS] = fast_json.dumps(labels[spec.name].names).decode()
+            names = labels[spec.name].names if spec.name in labels else ()
+            if 0 < len(names) <= _MOST_LABELS and sum(map(len, names)) <= _MOST_LABEL_CHARACTERS:
+                parameters[LABELS] = fast_json.dumps(names).decode()
             yield spec.name, spec.datatype.name, _ONE_AXIS if spec.shape is None else spec.shape, parameters
 
 

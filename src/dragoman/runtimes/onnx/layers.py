@@ -64,11 +64,16 @@ class _Reader:
 
     def bytes(self, at: int, size: int) -> bytes:
         if not self._begin <= at or at + size > self._begin + len(self._window):
+            self._check_time()
             self._file.seek(at)
             self._window, self._begin = self._file.read(max(size, _WINDOW)), at
             if len(self._window) < size:
                 raise ValueError("the file is truncated")
         return self._window[at - self._begin : at - self._begin + size]
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._end_s:
+            raise _TooLargeError
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
         value = 0
@@ -82,8 +87,10 @@ class _Reader:
         """Yield the fields of a message. A varint has its value, others have start and end."""
         while at < end:
             self._left -= 1
-            if self._left < 0 or (self._left % 4096 == 0 and time.monotonic() > self._end_s):
+            if self._left < 0:
                 raise _TooLargeError
+            if self._left % 4096 == 0:
+                self._check_time()
             key, at = self.varint(at, end)
             value, start = None, at
             match key & 7:
