@@ -6,8 +6,14 @@ export const root = new URL("../..", import.meta.url).pathname.replace(/\/$/, ""
 export const storedKey = () => sessionStorage.getItem(KEY) ?? "";
 
 export function storeKey(key) {
-  if (key) sessionStorage.setItem(KEY, key);
-  else sessionStorage.clear(), (sent.length = 0); // with the key, also the chats and requests
+  if (!key) return sessionStorage.clear(), (sent.length = 0); // with the key, also the chats and requests
+  try {
+    sessionStorage.setItem(KEY, key);
+  } catch {
+    sessionStorage.clear(); // chats have filled it
+    sessionStorage.setItem(KEY, key);
+  }
+  return undefined;
 }
 
 // The requests that a person has sent in this tab, the last one first, without keys. In memory only, within limits.
@@ -33,8 +39,18 @@ export class ApiError extends Error {
 
 const LONG_INTEGER = /(?<![.\d])\d{16}/;
 
-// Integers beyond 2^53 become BigInt, since a number would change them. Older browsers lack `context`: they round.
+// JSON, or with the literals that `nonfinite = "literal"` adds to it: NaN becomes null as elsewhere.
 export function parseJson(text) {
+  try {
+    return parseExact(text);
+  } catch (error) {
+    if (!/NaN|Infinity/.test(text)) throw error;
+    return parseExact(text.replace(/"[^"\\]*(?:\\.[^"\\]*)*"|NaN|Infinity/g, (found) => ({ NaN: "null", Infinity: "1e999" })[found] ?? found));
+  }
+}
+
+// Integers beyond 2^53 become BigInt, since a number would change them. Older browsers lack `context`: they round.
+function parseExact(text) {
   if (!LONG_INTEGER.test(text)) return JSON.parse(text); // several times as fast
   return JSON.parse(text, (_, value, context) =>
     typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "")
@@ -128,9 +144,10 @@ export async function call(path, options) {
 
 export const read = async (path, options) => (await call(path, options)).data;
 
+export const isDenial = ({ status }) => [401, 403, 404].includes(status);
 const denied = new Set(); // paths that were denied, each with the key: they are not asked for again
 
-// Return the response of a path, null if this caller may not use it. Throws ApiError if the server cannot be reached.
+// Return the response of a path, null if this caller may not use it. Throws ApiError for other errors, such as overload.
 export async function sendIfAllowed(path, options) {
   const asked = `${path} ${storedKey()}`;
   if (denied.has(asked)) return null;
@@ -138,7 +155,8 @@ export async function sendIfAllowed(path, options) {
     return await send(path, options);
   } catch (error) {
     if (!(error instanceof ApiError) || error.status === 0) throw error;
-    if ([401, 403, 404].includes(error.status)) denied.add(asked);
+    if (!isDenial(error)) throw error; // perhaps not the next time
+    denied.add(asked);
     return null;
   }
 }

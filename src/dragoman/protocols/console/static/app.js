@@ -1,6 +1,6 @@
 // The console: its views by the address after #, and the key for a server that needs one.
 import { read, storeKey, storedKey } from "./api.js";
-import { html, lazy, render, useEffect, useRef, useState } from "./html.js";
+import { Guarded, html, lazy, render, useEffect, useRef, useState } from "./html.js";
 import { Models } from "./models.js";
 
 const Live = lazy(() => import("./live.js"), "Live");
@@ -27,15 +27,18 @@ function decodePart(part) {
 }
 
 function KeyForm({ message, onKey }) {
+  const [isWrong, setIsWrong] = useState(false);
   const submit = (event) => {
     event.preventDefault();
-    onKey(event.target.elements.key.value.trim());
+    const { value } = event.target.elements.key;
+    if (/^[\x21-\x7e]+$/.test(value.trim())) onKey(value.trim());
+    else setIsWrong(true); // no header can hold it
   };
   return html`<form class="card narrow" onSubmit=${submit}>
     <label for="key">This server needs an API key.</label>
     <input id="key" name="key" type="password" autocomplete="off" required autofocus />
     <button class="primary">Open</button>
-    ${message && html`<p class="error" role="alert">${message}</p>`}
+    ${(isWrong || message) && html`<p class="error" role="alert">${isWrong ? "A key has only letters, digits and signs of ASCII, without spaces." : message}</p>`}
   </form>`;
 }
 
@@ -91,7 +94,7 @@ function App() {
         ${link("Requests", "#/requests", view === "requests")} ${link("API", "docs", false)}
       </nav></div>
     </header>
-    <main id="main" tabindex="-1">${page}</main>
+    <main id="main" tabindex="-1"><${Guarded} key=${`${view}/${name}/${version}`}>${page}</${Guarded}></main>
     <footer><span>${server && `${server.name} ${server.version}`}</span>
       ${storedKey() && html`<button class="small" onClick=${() => useKey("")}>Forget the key</button>`}</footer>`;
 }

@@ -15,7 +15,7 @@ function Bar({ value, most, hasNegative }) {
 // `values` with their labels; `others`: values to compare with, in a column of their own.
 export function Bars({ title, values, labels, others = null, othersTitle = "" }) {
   const known = values.filter(Number.isFinite);
-  const most = Math.max(...known.map(Math.abs), 1e-300);
+  const most = known.reduce((a, v) => Math.max(a, Math.abs(v)), 1e-300);
   const hasNegative = known.some((v) => v < 0);
   return html`<table class="bars"><caption>${title}</caption>
     ${others && html`<thead><tr><td></td><th scope="col" class="number">model</th><td></td><th scope="col" class="number">${othersTitle}</th></tr></thead>`}

@@ -1,10 +1,16 @@
 // Preact with htm: `html` makes elements of the page from text, which is always escaped.
 import { h, render } from "./preact.mjs";
-import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./hooks.mjs";
+import { useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState } from "./hooks.mjs";
 import htm from "./htm.module.js";
 
 export const html = htm.bind(h);
 export { render, useEffect, useLayoutEffect, useMemo, useRef, useState };
+
+// A part of the page that fails says so; the others still work.
+export function Guarded({ children }) {
+  const [error] = useErrorBoundary((found) => console.error(found));
+  return error ? html`<p class="error" role="alert">This part of the page has failed: ${error.message}</p>` : children;
+}
 
 // A component of a module that is loaded when it is shown first.
 export function lazy(load, name) {

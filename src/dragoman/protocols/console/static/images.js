@@ -94,7 +94,7 @@ export function fileTensor(bytes, { shape }) {
 export function picturesOf({ shape, datatype, data }) {
   const axes = shape.length === 2 ? { batch: -1, channel: -1, height: 0, width: 1 } : pictureAxes(shape);
   const flat = data.flat(Infinity);
-  if (!axes || !flat.every((v) => typeof v === "number")) return [];
+  if (!axes || !flat.every(Number.isFinite)) return [];
   const [width, height] = [shape[axes.width], shape[axes.height]];
   const channels = axes.channel < 0 ? 1 : shape[axes.channel];
   if (!CHANNELS.includes(channels) || width * height === 0) return [];

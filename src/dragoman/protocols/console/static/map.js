@@ -6,7 +6,7 @@ import { contours, inParts, oneByOne, spaced, ticks } from "./grid.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Scale } from "./masks.js";
 import { format } from "./plot.js";
-import { saveFile } from "./save.js";
+import { delimited, saveFile } from "./save.js";
 
 const ROWS_SIDE = 41; // points a side if a request takes many of them
 const FINE_SIDE = 121; // if those were fast: each third is a point of the coarse grid
@@ -153,7 +153,7 @@ function Table({ map }) {
 }
 
 const csvOf = ({ values, axes, names, side, title }) =>
-  [[...names, title], ...values.map((v, at) => [axes[0][at % side], axes[1][Math.floor(at / side)], v ?? "nan"])].map((row) => row.join(",")).join("\n");
+  delimited({ shape: [values.length, 3], data: values.map((v, at) => [axes[0][at % side], axes[1][Math.floor(at / side)], v ?? "nan"]) }, ",", [...names, title]);
 
 // `parameters`: [{ k, i, name }] of all parameters that have sliders; `title`: of the values.
 export function SimulatorMap({ name, input, metadata, config, result, range, target: [inWrt, outWrt], title, parameters, evaluate, onInput }) {

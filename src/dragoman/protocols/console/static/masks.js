@@ -67,7 +67,8 @@ export function maskOf(tensor, size, names = null) {
 export function heatOf(tensor, size) {
   const way = fitting(tensor, size);
   if (!way || way.planes !== 1 || !/FP|BF/.test(tensor.datatype) || (tensor.shape.length === 2 && !size)) return null;
-  const [low, high] = way.flat.reduce(([a, b], v) => (v === null ? [a, b] : [Math.min(a, v), Math.max(b, v)]), [Infinity, -Infinity]);
+  const [low, high] = way.flat.reduce(([a, b], v) => (Number.isFinite(v) ? [Math.min(a, v), Math.max(b, v)] : [a, b]), [Infinity, -Infinity]);
+  if (low > high) return null; // no value is finite
   const pixels = way.width * way.height;
   return { ...way, range: [low, high], values: (i) => Array.from({ length: pixels }, (_, p) => way.at(i, 0, p)) };
 }
@@ -136,7 +137,7 @@ export function Heat({ title, heat, sent }) {
   // Low shares let the photo through: they say that there is nothing.
   const alpha = sent[at] && low >= 0 && high <= 1 ? (t) => Math.round(255 * Math.min(1, 0.2 + t)) : () => 255;
   const color = (t) => [...COLOR_MAPS[map](t), alpha(t)];
-  const picture = useMemo(() => rgbaOf(heat.width, heat.height, (p) => (values[p] === null ? null : color((values[p] - low) / (high - low || 1)))), [values, map]);
+  const picture = useMemo(() => rgbaOf(heat.width, heat.height, (p) => (!Number.isFinite(values[p]) ? null : color((values[p] - low) / (high - low || 1)))), [values, map]);
   return html`<${Controls} count=${heat.n} at=${at} onAt=${setAt} sent=${sent[at]} opacity=${opacity} onOpacity=${setOpacity}>
       <label>colours <select value=${map} onChange=${(e) => setMap(e.target.value)}>${Object.keys(COLOR_MAPS).map((name) => html`<option>${name}</option>`)}</select></label><//>
     <${Layer} picture=${picture} sent=${sent[at]} opacity=${opacity} isSmooth label=${`${title}: ${format(low)} to ${format(high)}`} />

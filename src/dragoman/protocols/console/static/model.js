@@ -1,6 +1,6 @@
 // One model: a chat or a form to try it, code that calls it, and its signature.
 import { aboutPath, afterRequests, modelPath, read } from "./api.js";
-import { html, lazy, useEffect, useState } from "./html.js";
+import { Guarded, html, lazy, useEffect, useState } from "./html.js";
 import { duration, kindGroup, kindName, platformName, plural } from "./words.js";
 
 const Chat = lazy(() => import("./chat.js"), "Chat");
@@ -138,7 +138,7 @@ export function ModelView({ name, version, server }) {
       ([title], i) => html`<button role="tab" id=${`tab-${i}`} aria-selected=${i === chosen} aria-controls="panel"
         tabindex=${i === chosen ? 0 : -1} onClick=${() => setChosen(i)}>${title}</button>`,
     )}</div>
-    <section role="tabpanel" id="panel" aria-labelledby=${`tab-${chosen}`} class="card">${tabs[chosen][1]}</section>
+    <section role="tabpanel" id="panel" aria-labelledby=${`tab-${chosen}`} class="card"><${Guarded} key=${chosen}>${tabs[chosen][1]}</${Guarded}></section>
     ${!model.canGenerate && html`<details class="card signature" open=${isWide()}><summary><h2>Signature</h2></summary>
       <${Signature} metadata=${model.metadata} /></details>`}`;
 }

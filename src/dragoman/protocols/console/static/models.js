@@ -17,7 +17,7 @@ const entry = (name, { version, state, reason }) => ({ name, state, kind: "", de
 
 // Return the models with what they say of themselves, and those that could be loaded if this caller may do that.
 async function listModels() {
-  const [{ models }, index] = await Promise.all([read("/console/models"), repositoryIndex()]);
+  const [{ models }, index] = await Promise.all([read("/console/models"), repositoryIndex().catch(() => null)]);
   const known = new Map(models.map((model) => [model.name, { ...model, versions: [...model.versions] }]));
   for (const found of index ?? []) {
     const model = known.get(found.name);

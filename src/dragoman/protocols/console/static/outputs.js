@@ -2,7 +2,7 @@
 import { encodedSound, isRate, Player, soundOf, SoundView } from "./audio.js";
 import { headsOf } from "./detect.js";
 import { Detections } from "./detections.js";
-import { html, useMemo, useState } from "./html.js";
+import { Guarded, html, useMemo, useState } from "./html.js";
 import { encodedPicture, Picture, picturesOf } from "./images.js";
 import { Heat, heatOf, Mask, maskOf } from "./masks.js";
 import { format, Plot } from "./plot.js";
@@ -154,6 +154,6 @@ export function Outputs({ outputs, model, sent = [], rate = DEFAULT_RATE }) {
   const own = Number(outputs.find(isRate)?.data?.flat(Infinity)[0]);
   const names = Object.values(model.labels ?? {})[0] ?? null;
   const heads = useMemo(() => (sent.length > 0 ? headsOf(outputs, sent[0], names) : []), [outputs]);
-  return html`${heads.length > 0 && html`<${Detections} heads=${heads} sent=${sent} names=${names} />`}
-    ${outputs.map((tensor) => html`<${Output} key=${tensor.name} tensor=${tensor} context=${contextOf(tensor, model, sent, own > 0 ? own : rate)} />`)}`;
+  return html`${heads.length > 0 && html`<${Guarded}><${Detections} heads=${heads} sent=${sent} names=${names} /></${Guarded}>`}
+    ${outputs.map((tensor) => html`<${Guarded} key=${tensor.name}><${Output} tensor=${tensor} context=${contextOf(tensor, model, sent, own > 0 ? own : rate)} /></${Guarded}>`)}`;
 }

@@ -28,7 +28,7 @@ export function firstSettings({ shape, datatype }, trial, outputs) {
   const outs = outputs.map((output) => output.shape);
   const isFloat = datatype.startsWith("FP");
   const side = (axis, free) => (shape[axis] > 0 ? shape[axis] : trial?.[axis] >= USEFUL_SIDE ? trial[axis] : free);
-  const isClassifier = outs.length > 0 && outs.every((out) => isClasses(out) || out.length === 1);
+  const isClassifier = outs.length > 0 && !(outs.length > 1 && outs.some(isBoxes)) && outs.every((out) => isClasses(out) || out.length === 1);
   const free = isClassifier && outs.some((out) => out[1] > 2) ? 224 : 640;
   const isFree = shape[axes.height] < 0 && shape[axes.width] < 0;
   return {

@@ -8,8 +8,9 @@ const CLASS_NAME = /class|label|argmax|categor|predict/i;
 const isNumber = (v) => typeof v === "number" || v === null; // null is NaN
 
 export const softmax = (row) => {
-  const most = Math.max(...row.filter((v) => v !== null));
-  const powers = row.map((v) => (v === null ? 0 : Math.exp(v - most)));
+  const most = row.reduce((a, v) => Math.max(a, v ?? NaN), -Infinity);
+  if (!Number.isFinite(most)) return row.map(() => null); // NaN and infinities have none
+  const powers = row.map((v) => Math.exp(v - most));
   const sum = powers.reduce((a, b) => a + b, 0);
   return powers.map((v) => v / sum);
 };
@@ -43,7 +44,7 @@ export function scoresOf({ name, datatype, shape, data }, { names = null, declar
 export function classesOf({ name, datatype, shape, data }, { names = null, isLabelled = false } = {}) {
   if (/FP|BF/.test(datatype) && shape.at(-1) === names?.length) return null; // a score of each class
   if (!names || !(isLabelled || CLASS_NAME.test(name)) || shape.filter((n) => n !== 1).length > 1) return null;
-  const found = (data ?? []).flat(Infinity).map((v) => (typeof v === "string" ? undefined : names[Number(v)]));
+  const found = (data ?? []).flat(Infinity).map((v) => (v === null || typeof v === "string" ? undefined : names[Number(v)]));
   return found.length > 0 && found.every((text) => text !== undefined) ? found : null;
 }
 

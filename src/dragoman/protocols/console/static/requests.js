@@ -1,5 +1,5 @@
 // The last requests of the server, and one of them by its id: where its time went.
-import { ApiError, read, sent } from "./api.js";
+import { ApiError, isDenial, read, sent } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
 import { Sent } from "./replay.js";
 import { duration } from "./words.js";
@@ -104,7 +104,7 @@ function useRequests() {
     let isDenied = false;
     const refresh = () => document.hidden || isDenied || read("/console/requests").then(
       (value) => (setListed(value), setProblem(null)),
-      (error) => ((isDenied = error.status > 0), setProblem(error)),
+      (error) => ((isDenied = isDenial(error)), setProblem(error)),
     );
     refresh();
     const timer = setInterval(refresh, REFRESH_MS);

@@ -1,6 +1,6 @@
 // Values of a tensor out of the page: to the clipboard or as a file.
 import { html, useState } from "./html.js";
-import { show } from "./tensors.js";
+import { isNumber, show } from "./tensors.js";
 
 const KEEP_MS = 60_000; // until the browser has the file
 
@@ -12,6 +12,8 @@ export function saveFile(name, content, type) {
   setTimeout(() => URL.revokeObjectURL(link.href), KEEP_MS);
 }
 
+// Texts that a spreadsheet would run as a formula begin with an apostrophe, which it does not show.
+const inert = (value) => (typeof value === "string" && /^[=+\-@\t\r]/.test(value) && !isNumber(value) ? `'${value}` : value);
 const quoted = (text, delimiter) => (/["\r\n]/.test(text) || text.includes(delimiter) ? `"${text.replaceAll('"', '""')}"` : text);
 
 // The elements as lines with one row each: the last axis has the columns. One axis is a column.
@@ -20,12 +22,12 @@ export function delimited({ shape, data }, delimiter = ",", header = null) {
   const width = shape.length > 1 ? shape.at(-1) : 1;
   const rows = Array.from({ length: width ? flat.length / width : 0 }, (_, i) => flat.slice(i * width, (i + 1) * width));
   const lines = header?.length === width ? [header, ...rows] : rows;
-  return lines.map((row) => row.map((v) => quoted(show(v), delimiter)).join(delimiter)).join("\n");
+  return lines.map((row) => row.map((v) => quoted(show(inert(v)), delimiter)).join(delimiter)).join("\n");
 }
 
 // A tensor as JSON. Integers beyond 2^53 stay as they are.
 export function tensorJson({ name, datatype, shape, data }) {
-  const elements = data.flat(Infinity).map((v) => (typeof v === "bigint" ? String(v) : JSON.stringify(v)));
+  const elements = data.flat(Infinity).map((v) => (typeof v === "number" || typeof v === "bigint" ? show(v) : JSON.stringify(v)));
   return `{"name": ${JSON.stringify(name)}, "datatype": ${JSON.stringify(datatype)}, "shape": ${JSON.stringify(shape)}, "data": [${elements.join(", ")}]}\n`;
 }
 

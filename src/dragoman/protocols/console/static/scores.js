@@ -15,7 +15,7 @@ const WIDTH = 100;
 function Track({ value, low, high }) {
   const x = (v) => (WIDTH * (v - low)) / (high - low || 1);
   return html`<svg class="track" viewBox=${`0 0 ${WIDTH} 10`} preserveAspectRatio="none" aria-hidden="true">
-    ${value !== null && html`<rect class=${value < 0 ? "negative" : ""} x=${x(Math.min(0, value))} width=${Math.abs(x(value) - x(0))} height="10" />`}
+    ${Number.isFinite(value) && html`<rect class=${value < 0 ? "negative" : ""} x=${x(Math.min(0, value))} width=${Math.abs(x(value) - x(0))} height="10" />`}
     ${low < 0 && html`<path d=${`M${x(0)} 0 V10`} />`}</svg>`;
 }
 
@@ -28,7 +28,7 @@ function Row({ caption, row, shown, names, text, range: [low, high], top }) {
 
 function rangeOf(rows, areProbabilities) {
   if (areProbabilities) return [0, 1];
-  const flat = rows.flat().filter((v) => v !== null);
+  const flat = rows.flat().filter(Number.isFinite);
   return [flat.reduce((a, b) => Math.min(a, b), 0), flat.reduce((a, b) => Math.max(a, b), 0)];
 }
 

@@ -10,6 +10,15 @@ const NUMPY = {
 const MAX_WRITTEN = 64;
 
 export const quote = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
+const word = (text) => (/^[\w:/.,%-]+$/.test(text) ? text : quote(text)); // of a shell
+
+// JSON of a value with integers of any size.
+export function json(value) {
+  if (Array.isArray(value)) return `[${value.map(json).join(",")}]`;
+  if (value === null || typeof value !== "object") return typeof value === "bigint" ? String(value) : JSON.stringify(value);
+  return `{${Object.entries(value).map(([key, v]) => `${JSON.stringify(key)}:${json(v)}`).join(",")}}`;
+}
+
 const NAMES = { true: "True", false: "False", null: "None" };
 
 // A value of JSON as an expression of Python.
@@ -24,16 +33,17 @@ export function python(value) {
 export function array({ datatype, shape, data }) {
   const dtype = NUMPY[datatype];
   if (!dtype) return null;
+  if (data.length > MAX_WRITTEN && datatype === "BYTES") return `np.full(${python(shape).replace("[", "(").replace(/\]$/, ",)")}, b"text", object)`;
   if (data.length > MAX_WRITTEN) return `np.ones(${python(shape).replace("[", "(").replace(/\]$/, ",)")}, np.${dtype})`;
-  const values = datatype === "BYTES" ? `[${data.map((text) => (/^[ -~\s]*$/.test(text) ? `b${JSON.stringify(text)}` : `${JSON.stringify(text)}.encode()`)).join(", ")}]` : python(data);
+  const values = datatype === "BYTES" ? `[${data.map((text) => (/^[ -~\n\r\t]*$/.test(text) ? `b${JSON.stringify(text)}` : `${JSON.stringify(text)}.encode()`)).join(", ")}]` : python(data);
   const type = dtype === "object" || dtype === "bool" ? dtype : `np.${dtype}`;
   return `np.array(${values}, ${type}).reshape(${shape.join(", ") || "()"})`;
 }
 
 // A request with each input on a line of its own.
 function lines({ inputs, ...others }) {
-  const rest = Object.entries(others).map(([key, value]) => `, ${JSON.stringify(key)}: ${JSON.stringify(value)}`).join("");
-  return `{"inputs": [\n${inputs.map((tensor) => `  ${JSON.stringify(tensor)}`).join(",\n")}]${rest}}`;
+  const rest = Object.entries(others).map(([key, value]) => `, ${JSON.stringify(key)}: ${json(value)}`).join("");
+  return `{"inputs": [\n${inputs.map((tensor) => `  ${json(tensor)}`).join(",\n")}]${rest}}`;
 }
 
 const isColumn = ({ shape, parameters }) => shape[0] === -1 && (shape.length === 1 || (shape.length === 2 && shape[1] === 1)) && !parameters?.any_rank;
@@ -51,7 +61,7 @@ function tensorSnippets({ name, version, model, url, host, hasKey }) {
   if (!example) return [];
   const arrays = example.inputs.map((tensor) => [tensor, array(tensor)]);
   const header = hasKey ? ' -H "authorization: Bearer $DRAGOMAN_API_KEY"' : "";
-  const found = [["curl", `curl ${url}${modelPath(name, version)}/infer${header} -d ${quote(lines(example))}`]];
+  const found = [["curl", `curl ${word(`${url}${modelPath(name, version)}/infer`)}${header} -d ${quote(lines(example))}`]];
   found.push(["Terminal", command({ name, version, model, url })]);
   if (arrays.some(([, text]) => text === null)) return found;
   const token = hasKey ? ', token=os.environ["DRAGOMAN_API_KEY"]' : "";

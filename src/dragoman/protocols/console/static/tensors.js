@@ -4,6 +4,8 @@ const INTEGER = /^[+-]?\d+$/;
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
 const MAX_SHOWN = 2000;
 
+export const isNumber = (text) => NUMBER.test(text.trim());
+
 export const size = (shape) => shape.reduce((product, n) => product * n, 1);
 
 // The shape of nested lists. Throws an Error if they are ragged.
@@ -65,7 +67,7 @@ export function parseTable(text) {
   return cells.filter((row) => row.some((cell) => cell !== ""));
 }
 
-export const isName = (cell) => !NUMBER.test(cell.trim()) && !/^(nan|true|false)$/i.test(cell.trim());
+export const isName = (cell) => !isNumber(cell) && !/^(nan|true|false)$/i.test(cell.trim());
 
 // The columns of a table whose first line has their names: cells by name, one a line. Throws an Error.
 export function parseColumns(text) {
@@ -136,4 +138,4 @@ export function rowsOf({ shape, data }) {
   return Array.from({ length: count }, (_, i) => flat.slice(i * width, (i + 1) * width));
 }
 
-export const show = (value) => (value === null ? "NaN" : typeof value === "string" ? value : String(value));
+export const show = (value) => (value === null ? "NaN" : Object.is(value, -0) ? "-0" : String(value));
