@@ -14,8 +14,9 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from dragoman import BYTES, FP16, FP32, FP64, INT8, INT16, INT64, UINT8, Infer, Server, TensorSpec
+from dragoman import BYTES, FP16, FP32, FP64, INT8, INT16, INT64, UINT8, Infer, Server, TensorSpec, errors
 from dragoman.cli import main
+from dragoman.cli.media import Media
 
 Image = pytest.importorskip("PIL.Image")
 ImageOps = pytest.importorskip("PIL.ImageOps")
@@ -281,3 +282,13 @@ async def test_a_sound_in_the_declared_shape(server: Server, capsys: pytest.Capt
     assert "expected 1000 samples, got 2000: cut the file" in capsys.readouterr().err
     assert await run("infer", server.http_url, "last", "s.wav") == 2
     assert "a sound needs an input of floats, INT16 or bytes, got UINT8" in capsys.readouterr().err
+
+
+def test_several_pictures_need_an_axis_of_their_own(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    paths = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    for path in paths:
+        image.new("RGB", (4, 4)).save(path)
+    assert Media().read(",".join(paths), TensorSpec("x", FP32, (-1, 3, 4, 4))).shape == (2, 3, 4, 4)
+    with pytest.raises(errors.InvalidInput, match=r"expected one picture for \[-1, 4, 4\], got 2"):
+        Media().read(",".join(paths), TensorSpec("x", FP32, (-1, 4, 4)))

@@ -64,6 +64,8 @@ class Media:
                 arrays = [read(path, content, spec) for path, content in zip(paths, contents, strict=True)]
                 if len({array.shape[1:] for array in arrays}) > 1:
                     raise InvalidInput(f"expected files of one size, got {', '.join(_size(a) for a in arrays)}")
+                if len(arrays) > 1 and suffixes == PICTURE_SUFFIXES and len(spec.shape or ()) == 3:
+                    raise InvalidInput(f"expected one picture for {list(spec.shape or ())}, got {len(arrays)}")
                 return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
         return None
 

@@ -99,11 +99,14 @@ class _Connection:
             self._socket.settimeout(0)
             while is_stale(self._socket.fileno()) and self.parser.keep_alive:
                 self._read()
-            for part in self.parser.body():
-                self._socket.sendall(part)
         except (ssl.SSLWantReadError, BlockingIOError):  # a part of a TLS record
             pass
         except (OSError, ServerError):
+            return False
+        try:
+            for part in self.parser.body():
+                self._socket.sendall(part)
+        except OSError:  # also if only a part of a frame could be sent
             return False
         return bool(self.parser.keep_alive)
 
