@@ -284,7 +284,7 @@ async def test_a_sound_in_the_declared_shape(server: Server, capsys: pytest.Capt
     assert "a sound needs an input of floats, INT16 or bytes, got UINT8" in capsys.readouterr().err
 
 
-def test_several_pictures_need_an_axis_of_their_own(tmp_path: Path) -> None:
+async def test_several_pictures_need_an_axis_of_their_own(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     paths = [str(tmp_path / name) for name in ("a.png", "b.png")]
     for path in paths:
