@@ -340,8 +340,9 @@ async def test_a_simulator_and_its_gradient(browser: Browser) -> None:
     assert found[-1] == [5, 28, 19]
     await browser.open("/#/models/decay", "Simulator")
     await page.get_by_role("img", name="output_0. 0.368 to 1").wait_for()
-    await page.get_by_label("sliders from").fill("0")
-    await page.get_by_label("to", exact=True).fill("2")
+    await page.get_by_text("Ranges of the sliders").click()
+    await page.get_by_label("least x[1]").fill("0")
+    await page.get_by_label("greatest x[1]").fill("2")
     await page.get_by_label("x[1]", exact=True).press("End")
     await page.get_by_role("img", name="output_0. 0.135 to 1").wait_for()
     await browser.press("Check")

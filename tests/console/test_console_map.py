@@ -41,9 +41,15 @@ def glacial(length: NDArray[Any]) -> NDArray[Any]:
     return 2 * length
 
 
+@dragoman.vector_function(inputs={"x": 3}, at=[[200.0, -0.5, 0.0]], vectorised=True, gradient=lambda x: [x[1], x[0], 0])
+def product(x: NDArray[Any]) -> NDArray[Any]:
+    value: NDArray[Any] = x[..., :1] * x[..., 1:2]
+    return value
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    async with dragoman.Server(hill, slow, glacial, **DEFAULTS) as server:
+    async with dragoman.Server(hill, slow, glacial, product, **DEFAULTS) as server:
         yield await open_page(chromium, str(server.http_url))
 
 
@@ -115,6 +121,40 @@ async def test_the_point_follows_the_mouse_and_the_arrow_keys(browser: Browser) 
     x, y = (float(part) for part in path.split("l")[1].split())
     assert x > 0
     assert x / y == pytest.approx(3.5 / 18)
+
+
+async def test_each_parameter_has_its_own_range_and_the_map_one_for_each_axis(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/product", "Simulator")
+    section = page.get_by_role("region", name="Map")
+    await section.get_by_text("Least -400 at x[0] = 400, x[1] = -1; greatest 0 at x[0] = 0, x[1] = -1.").wait_for()
+
+    async def ends(name: str) -> list[float]:
+        slider = page.get_by_label(name, exact=True)
+        return [float(await slider.get_attribute(end) or "nan") for end in ("min", "max")]
+
+    assert [await ends(f"x[{i}]") for i in range(3)] == [[0, 400], [-1, 0], [-400, 400]]
+    drawing = section.get_by_role("application")
+    await section.get_by_text("show").wait_for()
+    # On a map of 400 by 1 the gradient (-0.5, 200) points left and up as (-200, 200).
+    path = await drawing.locator("path.arrow:not(.back)").get_attribute("d")
+    assert path is not None
+    x, y = (float(part) for part in path.split("l")[1].split())
+    assert x < 0
+    assert x == pytest.approx(y)
+    await page.get_by_text("Ranges of the sliders and of the map").click()
+    await page.get_by_label("greatest x[1]").fill("3")
+    await page.keyboard.press("Enter")
+    await section.get_by_text("greatest 1200 at x[0] = 400, x[1] = 3.").wait_for()
+    assert await ends("x[1]") == [-1, 3]
+    assert await ends("x[0]") == [0, 400]
+    await drawing.focus()
+    await page.keyboard.press("ArrowRight")
+    await page.keyboard.press("ArrowUp")
+    values = [float(await page.get_by_label(f"value of x[{i}]").input_value()) for i in range(3)]
+    assert values == pytest.approx([210, -0.4, 0])
+    assert await browser.find_violations() == []
+    await browser.keep("ranges")
 
 
 async def test_a_map_with_a_configuration_calls_the_simulator_for_each_point(browser: Browser) -> None:

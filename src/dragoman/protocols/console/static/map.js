@@ -19,6 +19,7 @@ const LOG_NAME = /log_?(density|prob|likelihood|posterior|pdf|p$)/i;
 const LEVELS = 9;
 const [LEFT, TOP, SIDE] = [52, 10, 380];
 const [WIDTH, HEIGHT] = [LEFT + SIDE + 14, TOP + SIDE + 44];
+const LONGEST_TICK = 6; // characters
 const ARROW = 70;
 const STEPS = 40; // of the arrow keys from side to side
 
@@ -91,8 +92,11 @@ function extremes({ values, axes, names, side }) {
   return isKnown(low) ? `Least ${at(low)}; greatest ${at(high)}.` : "No point has a value.";
 }
 
+// Short enough for the margin.
+const tickText = (v) => (String(v).length <= LONGEST_TICK ? String(v) : v.toExponential(1));
+
 function Drawing({ map, shown, point, gradient, onPoint }) {
-  const { values, side, range: [low, high], names } = map;
+  const { values, side, bounds, names } = map;
   const holder = useRef(null);
   const [isDragged, setIsDragged] = useState(false);
   const shownRange = useMemo(() => rangeOf(shown), [shown]);
@@ -105,26 +109,29 @@ function Drawing({ map, shown, point, gradient, onPoint }) {
     return spaced(a, b, LEVELS + 2).slice(1, -1).flatMap((level) => contours(shown, side, side, level))
       .map(([x0, y0, x1, y1]) => `M${place(x0, y0)}L${place(x1, y1)}`).join("");
   }, [shown]);
-  const x = (v) => LEFT + (SIDE * (v - low)) / (high - low);
-  const y = (v) => TOP + SIDE - (SIDE * (v - low)) / (high - low);
-  const inside = (v) => Math.min(high, Math.max(low, v));
+  const width = (axis) => bounds[axis][1] - bounds[axis][0];
+  const x = (v) => LEFT + (SIDE * (v - bounds[0][0])) / width(0);
+  const y = (v) => TOP + SIDE - (SIDE * (v - bounds[1][0])) / width(1);
+  const inside = (v, axis) => Math.min(bounds[axis][1], Math.max(bounds[axis][0], v));
   const round = (v) => Number(v.toPrecision(4));
   const move = (event) => {
     const box = holder.current.getBoundingClientRect();
     const at = [((event.clientX - box.left) * WIDTH) / box.width, ((event.clientY - box.top) * HEIGHT) / box.height];
-    onPoint([round(inside(low + ((at[0] - LEFT) / SIDE) * (high - low))), round(inside(low + ((TOP + SIDE - at[1]) / SIDE) * (high - low)))]);
+    onPoint([(at[0] - LEFT) / SIDE, (TOP + SIDE - at[1]) / SIDE].map((share, axis) => round(inside(bounds[axis][0] + share * width(axis), axis))));
   };
   const press = (event) => {
-    const step = ((high - low) / STEPS) * (event.shiftKey ? 5 : 1);
+    const step = event.shiftKey ? 5 : 1;
     const by = { ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowDown: [0, -step], ArrowUp: [0, step] }[event.key];
     if (!by) return;
     event.preventDefault();
-    onPoint(point.map((v, i) => round(inside(v + by[i]))));
+    onPoint(point.map((v, i) => round(inside(v + (by[i] * width(i)) / STEPS, i))));
   };
-  const length = gradient && Math.hypot(...gradient);
-  const arrow = length > 0 && gradient.map((g) => (ARROW * g) / length);
+  // Of steepest ascent on the map, at right angles to the contour lines: the axes may have different scales.
+  const ascent = gradient?.map((g, i) => g * width(i));
+  const length = ascent && Math.hypot(...ascent);
+  const arrow = length > 0 && ascent.map((g) => (ARROW * g) / length);
   const [px, py] = [x(point[0]), y(point[1])];
-  const isInside = point.every((v) => v >= low && v <= high);
+  const isInside = point.every((v, i) => v >= bounds[i][0] && v <= bounds[i][1]);
   const label = `Map over ${names[0]} and ${names[1]}, the point at ${format(point[0])}, ${format(point[1])}. Arrow keys move it.`;
   return html`<svg ref=${holder} class="map" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} tabindex="0" role="application" aria-label=${label} onKeyDown=${press}
       onPointerDown=${(e) => (setIsDragged(true), e.currentTarget.setPointerCapture(e.pointerId), move(e))} onPointerMove=${(e) => isDragged && move(e)}
@@ -134,8 +141,10 @@ function Drawing({ map, shown, point, gradient, onPoint }) {
     <image clip-path="url(#map-frame)" href=${url} x=${LEFT - SIDE / (side - 1) / 2} y=${TOP - SIDE / (side - 1) / 2} width=${(SIDE * side) / (side - 1)} height=${(SIDE * side) / (side - 1)} preserveAspectRatio="none" />
     <path class="contour" d=${lines} />
     <rect class="frame" x=${LEFT} y=${TOP} width=${SIDE} height=${SIDE} />
-    ${ticks(low, high).map((v) => html`<g key=${v}><path class="tick" d=${`M${x(v)} ${TOP + SIDE}v5M${LEFT} ${y(v)}h-5`} />
-      <text x=${x(v)} y=${TOP + SIDE + 20} text-anchor="middle">${v}</text><text x=${LEFT - 9} y=${y(v) + 4} text-anchor="end">${v}</text></g>`)}
+    ${ticks(...bounds[0]).map((v) => html`<g key=${`x${v}`}><path class="tick" d=${`M${x(v)} ${TOP + SIDE}v5`} />
+      <text x=${x(v)} y=${TOP + SIDE + 20} text-anchor="middle">${tickText(v)}</text></g>`)}
+    ${ticks(...bounds[1]).map((v) => html`<g key=${`y${v}`}><path class="tick" d=${`M${LEFT} ${y(v)}h-5`} />
+      <text x=${LEFT - 9} y=${y(v) + 4} text-anchor="end">${tickText(v)}</text></g>`)}
     <text class="axis" x=${LEFT + SIDE / 2} y=${HEIGHT - 6} text-anchor="middle">${names[0]}</text>
     <text class="axis" transform=${`translate(13 ${TOP + SIDE / 2}) rotate(-90)`} text-anchor="middle">${names[1]}</text>
     ${isInside && html`${arrow && html`<path class="arrow back" d=${`M${px} ${py}l${arrow[0]} ${-arrow[1]}`} /><path class="arrow" marker-end="url(#map-tip)" d=${`M${px} ${py}l${arrow[0]} ${-arrow[1]}`} />`}
@@ -155,20 +164,22 @@ function Table({ map }) {
 const csvOf = ({ values, axes, names, side, title }) =>
   delimited({ shape: [values.length, 3], data: values.map((v, at) => [axes[0][at % side], axes[1][Math.floor(at / side)], v ?? "nan"]) }, ",", [...names, title]);
 
-// `parameters`: [{ k, i, name }] of all parameters that have sliders; `title`: of the values.
-export function SimulatorMap({ name, input, metadata, config, result, range, target: [inWrt, outWrt], title, parameters, evaluate, onInput }) {
+// `parameters`: [{ k, i, name }] of all parameters that have sliders; `ranges`: [low, high] of element i of vector k as
+// ranges[k][i]; `title`: of the values.
+export function SimulatorMap({ name, input, metadata, config, result, ranges, target: [inWrt, outWrt], title, parameters, evaluate, onInput }) {
   const [chosen, setChosen] = useState([0, 1]);
   const [map, setMap] = useState(null);
-  const bounds = [Math.min(...range), Math.max(...range)];
+  const axes = chosen.map((at) => parameters[at]);
+  const bounds = axes.map(({ k, i }) => ranges[k][i]);
   const isSame = chosen[0] === chosen[1];
-  const isFast = !isSame && bounds[1] > bounds[0] && result.ms < FAST_CALL_MS;
+  const hasArea = bounds.every(([low, high]) => high > low);
+  const isFast = !isSame && hasArea && result.ms < FAST_CALL_MS;
   const [progress, setProgress] = useState(isFast ? 0 : null);
   const [problem, setProblem] = useState("");
   const [mode, setMode] = useState(LOG_NAME.test(metadata.outputs?.[outWrt]?.name ?? "") ? "exp" : "as it is");
   const [isTable, setIsTable] = useState(false);
   const abort = useRef(null);
   const runs = useRef(0); // that were asked for: they are not replaced
-  const axes = chosen.map((at) => parameters[at]);
   // What the values depend on: all but the two parameters.
   const rest = axes.reduce((vectors, { k, i }) => withValue(vectors, k, i, null), input);
   const key = JSON.stringify([chosen, bounds, rest, config, outWrt]);
@@ -182,11 +193,11 @@ export function SimulatorMap({ name, input, metadata, config, result, range, tar
     setProgress(0);
     const takesRows = Object.keys(config).length === 0 && rowsBody({ input, metadata, points: [], outWrt });
     async function draw(side) {
-      const line = spaced(...bounds, side);
-      const points = line.flatMap((second) => line.map((first) =>
+      const lines = bounds.map((range) => spaced(...range, side));
+      const points = lines[1].flatMap((second) => lines[0].map((first) =>
         withValue(withValue(input, axes[0].k, axes[0].i, first), axes[1].k, axes[1].i, second)));
       const values = await valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal: mine.signal, onProgress: setProgress, isSlow });
-      if (values) setMap({ key, values, side, range: bounds, axes: [line, line], names: axes.map((axis) => axis.name), title });
+      if (values) setMap({ key, values, side, bounds, axes: lines, names: axes.map((axis) => axis.name), title });
       return values;
     }
     try {
@@ -217,7 +228,7 @@ export function SimulatorMap({ name, input, metadata, config, result, range, tar
     <div class="choices">${parameters.length > 2 && [choice(0), choice(1)]}
       <label>show <select value=${mode} onChange=${(e) => setMode(e.target.value)}>${Object.keys(SHOWN).map((each) => html`<option>${each}</option>`)}</select></label>
       ${progress === null
-        ? html`<button type="button" key="run" disabled=${isSame || !(bounds[1] > bounds[0])} onClick=${() => run()}>${map ? "Compute again" : "Compute the map"}</button>`
+        ? html`<button type="button" key="run" disabled=${isSame || !hasArea} onClick=${() => run()}>${map ? "Compute again" : "Compute the map"}</button>`
         : html`<button type="button" key="stop" onClick=${() => abort.current.abort()}>Stop</button>`}
       ${map && html`<button type="button" aria-pressed=${isTable} onClick=${() => setIsTable(!isTable)}>Table</button>
         <button type="button" onClick=${() => saveFile(`${name}-map.csv`, `${csvOf(map)}\n`, "text/csv")}>CSV</button>`}

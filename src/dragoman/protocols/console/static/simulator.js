@@ -8,6 +8,7 @@ import { Plot } from "./plot.js";
 
 const MAX_SLIDERS = 24;
 const MAX_BARS = 7; // longer vectors are plotted
+const SIDE = 5; // sliders of a parameter without a declared value go from -5 to 5
 const WAIT_MS = 150;
 const SWEEP_POINTS = 25;
 const SLOW_MS = 1000; // the gradient of a slower model, which may take many evaluations, is computed on request
@@ -21,22 +22,32 @@ function parseConfig(text) {
   return value;
 }
 
+const isPointOf = (point, sizes) => Array.isArray(point) && point.length === sizes.length && point.every((vector, i) => vector.length === sizes[i]);
+
 // The input at first: the point that the model declares, else ones.
-function firstInput(sizes, point) {
-  const isDeclared = Array.isArray(point) && point.length === sizes.length && point.every((vector, i) => vector.length === sizes[i]);
-  return isDeclared ? point : sizes.map((n) => Array(n).fill(1));
+const firstInput = (sizes, point) => (isPointOf(point, sizes) ? point : sizes.map((n) => Array(n).fill(1)));
+
+// The ranges of the sliders, [low, high] of each element: from 0 to twice its declared value; of a 0, as far on both sides as
+// the largest of its vector.
+export function firstRanges(sizes, point) {
+  if (!isPointOf(point, sizes)) return sizes.map((n) => Array(n).fill([-SIDE, SIDE]));
+  return point.map((vector) => {
+    const side = 2 * vector.reduce((most, v) => Math.max(most, Math.abs(v)), 0) || SIDE;
+    return vector.map((v) => (v === 0 ? [-side, side] : [Math.min(0, 2 * v), Math.max(0, 2 * v)]));
+  });
 }
 
 function useInput(name, config, point) {
   const [input, setInput] = useState(null);
+  const [ranges, setRanges] = useState(null);
   const [problem, setProblem] = useState("");
   useEffect(() => {
     post("/InputSizes", { name, config }).then(
-      ({ inputSizes }) => (setInput(firstInput(inputSizes, point)), setProblem("")),
+      ({ inputSizes }) => (setRanges(firstRanges(inputSizes, point)), setInput(firstInput(inputSizes, point)), setProblem("")),
       (error) => setProblem(error.message),
     );
   }, [name, config]);
-  return { input, setInput, problem };
+  return { input, setInput, ranges, setRanges, problem };
 }
 
 // Names of a vector and of its elements; a vector of one has the same for both.
@@ -92,20 +103,30 @@ function VectorPlot({ title, values, labels, others = null, othersTitle = "" }) 
   return html`<${Plot} title=${title} x=${values.map((_, i) => i)} series=${series} />`;
 }
 
-function Sliders({ input, names, range, onChange, onRange }) {
-  const [low, high] = range;
+// A field for each end of the range of each slider. A range whose ends change places is turned.
+function Ranges({ parameters, ranges, onRanges }) {
+  const change = ({ k, i }, end, value) => {
+    if (!Number.isFinite(value)) return;
+    const range = ranges[k][i].map((old, at) => (at === end ? value : old)).sort((a, b) => a - b);
+    onRanges(withValue(ranges, k, i, range));
+  };
+  const field = (parameter, end) => html`<input type="number" step="any" class="narrow-number" value=${ranges[parameter.k][parameter.i][end]}
+    aria-label=${`${end === 0 ? "least" : "greatest"} ${parameter.name}`} onChange=${(e) => change(parameter, end, e.target.valueAsNumber)} />`;
+  return html`<details><summary>Ranges of the sliders${parameters.length > 1 && " and of the map"}</summary>
+    ${parameters.map((parameter) => html`<p class="row range" key=${parameter.name}><code>${parameter.name}</code> from ${field(parameter, 0)} to ${field(parameter, 1)}</p>`)}</details>`;
+}
+
+function Sliders({ input, names, parameters, ranges, onChange, onRanges }) {
   const change = (k, i, value) => Number.isFinite(value) && onChange(withValue(input, k, i, value));
-  const bound = (index, value) => Number.isFinite(value) && onRange(range.map((old, i) => (i === index ? value : old)));
   return html`<h2>Parameters</h2>
-    <p class="row"><label class="inline">sliders from <input type="number" step="any" class="narrow-number" value=${low} onChange=${(e) => bound(0, e.target.valueAsNumber)} /></label>
-      <label class="inline">to <input type="number" step="any" class="narrow-number" value=${high} onChange=${(e) => bound(1, e.target.valueAsNumber)} /></label></p>
     ${input.map((vector, k) => html`<fieldset key=${k}><legend>${names[k]}</legend>
       ${vector.slice(0, MAX_SLIDERS).map((v, i) => html`<div class="slider" key=${i}><label for=${`x-${k}-${i}`}>${elementName(names[k], vector.length, i)}</label>
-        <input type="range" id=${`x-${k}-${i}`} min=${Math.min(low, high, v)} max=${Math.max(low, high, v)} step=${Math.abs(high - low) / 1000 || "any"} value=${v}
+        <input type="range" id=${`x-${k}-${i}`} min=${Math.min(...ranges[k][i], v)} max=${Math.max(...ranges[k][i], v)} step=${(ranges[k][i][1] - ranges[k][i][0]) / 1000 || "any"} value=${v}
           onInput=${(e) => change(k, i, Number(e.target.value))} />
         <input type="number" step="any" value=${v} aria-label=${`value of ${elementName(names[k], vector.length, i)}`} onChange=${(e) => change(k, i, e.target.valueAsNumber)} /></div>`)}
       ${vector.length > MAX_SLIDERS && html`<p class="note">${vector.length - MAX_SLIDERS} further parameters stay as they are.</p>`}
-    </fieldset>`)}`;
+    </fieldset>`)}
+    <${Ranges} parameters=${parameters} ranges=${ranges} onRanges=${onRanges} />`;
 }
 
 function Gradient({ evaluate, result, target: [inWrt], names: [by, of] }) {
@@ -135,7 +156,7 @@ function Gradient({ evaluate, result, target: [inWrt], names: [by, of] }) {
 }
 
 // The output along one parameter, with the tangent by the gradient.
-function Sweep({ evaluate, result, range, target: [inWrt, outWrt], names: [by, of] }) {
+function Sweep({ evaluate, result, ranges, target: [inWrt, outWrt], names: [by, of] }) {
   const [index, setIndex] = useState(0);
   const [curve, setCurve] = useState(null);
   const [problem, setProblem] = useState("");
@@ -143,7 +164,7 @@ function Sweep({ evaluate, result, range, target: [inWrt, outWrt], names: [by, o
     setCurve({ result, index });
     setProblem("");
     try {
-      setCurve({ result, index, ...(await sweep(evaluate, result.input, [inWrt, index], [Math.min(...range), Math.max(...range)], SWEEP_POINTS)) });
+      setCurve({ result, index, ...(await sweep(evaluate, result.input, [inWrt, index], ranges[inWrt][index], SWEEP_POINTS)) });
     } catch (error) {
       setProblem(error.message);
     }
@@ -180,8 +201,7 @@ export function Simulator({ name, support, metadata }) {
   const [config, setConfig] = useState({});
   const [wrong, setWrong] = useState("");
   const [target, setTarget] = useState([0, 0]);
-  const [range, setRange] = useState([-5, 5]);
-  const { input, setInput, problem } = useInput(name, config, metadata.details?.point);
+  const { input, setInput, ranges, setRanges, problem } = useInput(name, config, metadata.details?.point);
   const { result, problem: failure, isBusy } = useResult({ name, input, config, target, hasGradient: support.Gradient });
 
   if (problem) return html`<${ConfigForm} onConfig=${setConfig} onError=${setWrong} /><p class="error" role="alert">${wrong || problem}</p>`;
@@ -197,8 +217,8 @@ export function Simulator({ name, support, metadata }) {
     ${options.map((option, k) => html`<option value=${k}>${option}</option>`)}</select></label>`;
   return html`<${ConfigForm} onConfig=${setConfig} onError=${setWrong} />
     <div class="columns wide">
-      <div><${Sliders} input=${input} names=${names} range=${range} onChange=${setInput} onRange=${setRange} />
-        ${result && parameters.length > 1 && html`<${SimulatorMap} key=${name} name=${name} input=${input} metadata=${metadata} config=${config} result=${result} range=${range}
+      <div><${Sliders} input=${input} names=${names} parameters=${parameters} ranges=${ranges} onChange=${setInput} onRanges=${setRanges} />
+        ${result && parameters.length > 1 && html`<${SimulatorMap} key=${name} name=${name} input=${input} metadata=${metadata} config=${config} result=${result} ranges=${ranges}
           target=${target} title=${scalarName(result, target[1], chosen[1])} parameters=${parameters} evaluate=${evaluate} onInput=${setInput} />`}</div>
       <div>
         ${(wrong || failure) && html`<p class="error" role="alert">${wrong || failure}</p>`}
@@ -209,7 +229,7 @@ export function Simulator({ name, support, metadata }) {
             <p class="row">${choice(1, "output", result.output.map((_, k) => outputName(k)))} ${choice(0, "by input", names)}</p>
             ${result.gradient && html`<${Gradient} evaluate=${evaluate} result=${result} target=${target} names=${chosen} />`}
             ${!result.gradient && result.differentiate && html`<p class="row"><button onClick=${result.differentiate} disabled=${isBusy}>Compute the gradient</button></p>`}
-            <${Sweep} evaluate=${evaluate} result=${result} range=${range} target=${target} names=${chosen} />`}`}
+            <${Sweep} evaluate=${evaluate} result=${result} ranges=${ranges} target=${target} names=${chosen} />`}`}
       </div>
     </div>`;
 }
