@@ -200,7 +200,7 @@ async def test_values_are_not_changed(server: Server, folder: Path, capsys: pyte
     [
         (["Rows", "y=1"], "the model has no input 'y'; expected x"),
         (["Echo", "coutn=1"], "the model has no input 'coutn'; did you mean 'count'?"),
-        (["Echo", "1,2"], "expected NAME=VALUE with a name of count, matrix, text, free, got '1,2'"),
+        (["Echo", "1,2"], "a name of count, matrix, text, free, or a value for each of 4 inputs, got '1,2'"),
         (
             ["Echo", "count=1"],
             "; not given: matrix=... (FP64[2,-1]), text=... (BYTES[-1]), free=... (FP32[-1,-1])",

@@ -238,6 +238,27 @@ async def test_a_row_of_all_columns(server: Server, capsys: pytest.CaptureFixtur
     assert "expected NAME=VALUE" in capsys.readouterr().err
 
 
+async def test_a_word_for_each_input(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", server.http_url, "Houses", "Bath,York", "50,60", "2,3") == 0
+    assert capsys.readouterr().out.split() == ["price", "100", "180"]
+    assert await run("infer", server.http_url, "Houses", "Bath", "rooms=2", "50") == 2
+    assert "or a value for each of 3 inputs, got 'Bath'" in capsys.readouterr().err
+
+
+async def test_true_and_false_are_numbers_for_an_input_of_numbers(
+    server: Server, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "houses.csv").write_text("town,area,rooms\nBath,50,True\nYork,60,False\n")  # as pandas writes them
+    assert await run("infer", server.http_url, "Houses", "houses.csv") == 0
+    assert capsys.readouterr().out.split() == ["price", "50", "0"]
+    assert await run("infer", server.http_url, "Houses", "town=Bath", "area=50", "rooms=true") == 0
+    assert capsys.readouterr().out.split() == ["price", "50"]
+    assert await run("infer", server.http_url, "Houses", "town=True", "area=50", "rooms=False") == 0
+    assert capsys.readouterr().out.split() == ["price", "0"]
+    found = await infer(capsys, server, "Both", "x=1,2", "n=True", "t=True")
+    assert (found["n"], found["t"]) == (([1], [1]), ([1], ["True"]))
+
+
 @pytest.mark.parametrize(
     ("header", "message"),
     [

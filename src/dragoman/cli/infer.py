@@ -50,7 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("url", metavar="URL", help="http://HOST:PORT or grpc://HOST:PORT")
     add("model", metavar="NAME", help="name of the model")
-    add("values", nargs="*", default=[], metavar="VALUE", help="NAME=VALUE of an input, or the value of the only one")
+    add(
+        "values",
+        nargs="*",
+        default=[],
+        metavar="VALUE",
+        help="NAME=VALUE of an input, or a value for each without names",
+    )
     add("--data", metavar="FILE", help="all inputs: a file, -, or JSON")
     add("--example", action="store_true", help="take inputs that are not given from an example that the model answers")
     add("--version", default="", metavar="V", help="version of the model")

@@ -54,8 +54,7 @@ def parse_inputs(words: Sequence[str], data: str | None, signature: Signature, m
         if isinstance(file_values, InferenceRequest):
             return file_values
         values.update(file_values)
-    for word in words:
-        name, value = _split_word(word, signature)
+    for name, value in _split_words(words, signature):
         if name in values:
             raise InvalidInput(f"input '{name}' has two values")
         values[name] = value
@@ -118,6 +117,14 @@ def _example_spec(schema: Any) -> TensorSpec:
     return TensorSpec(schema["title"], datatype(fields["datatype"]["enum"][0]), tuple(fields["shape"]["examples"][0]))
 
 
+def _split_words(words: Sequence[str], signature: Signature) -> list[tuple[str, Any]]:
+    """Return the names of inputs and their raw values. A word for each input may leave out all names."""
+    names = [spec.name for spec in signature.inputs]
+    if len(words) == len(names) and not any("=" in word for word in words):
+        return list(zip(names, words, strict=True))
+    return [_split_word(word, signature) for word in words]
+
+
 def _split_word(word: str, signature: Signature) -> tuple[str, Any]:
     """Return the name of an input and its raw value."""
     name, equals, value = word.partition("=")
@@ -126,7 +133,8 @@ def _split_word(word: str, signature: Signature) -> tuple[str, Any]:
         return name, value
     if len(known) == 1 or (known and word.lower().endswith(MEDIA_SUFFIXES)):
         return known[0], word
-    raise InvalidInput(f"expected NAME=VALUE with a name of {', '.join(known) or 'the model'}, got '{word}'")
+    each = f", or a value for each of {len(known)} inputs" if known else ""
+    raise InvalidInput(f"expected NAME=VALUE with a name of {', '.join(known) or 'the model'}{each}, got '{word}'")
 
 
 def _all_columns(words: Sequence[str], data: str | None, signature: Signature) -> str | list[str] | None:
@@ -188,7 +196,9 @@ def _element(value: Any, spec: TensorSpec) -> Any:
     number = _scalar(value) if isinstance(value, str) else value
     if isinstance(number, str) and spec.datatype is not None:
         raise InvalidInput(f"expected {spec.datatype}, got {value!r}")
-    return number
+    # A column of a table that was true and false in training is one of numbers for the model.
+    is_flag = isinstance(number, bool | np.bool_) and spec.datatype is not None and spec.datatype.kind != "bool"
+    return int(number) if is_flag else number
 
 
 def _parse(text: str, spec: TensorSpec, media: Media) -> Any:
@@ -219,8 +229,8 @@ def _scalar(text: str) -> bool | float | str:
 
     Raises InvalidInput for a number that no float can hold.
     """
-    if text.strip() in ("true", "false"):
-        return text.strip() == "true"
+    if text.strip().lower() in ("true", "false"):  # "True" is what pandas writes
+        return text.strip().lower() == "true"
     for kind in (int, _float):
         with suppress(ValueError):
             return kind(text) if "_" not in text else text
