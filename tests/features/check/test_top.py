@@ -25,6 +25,7 @@ from cli.terminals import Terminal
 from dragoman import FP64, Infer, Server, TensorSpec
 from dragoman.cli import main
 from dragoman_check.top.metrics import Scrape, increase, quantile
+from dragoman_check.top.screen import Poller
 from dragoman_check.top.view import View, lines
 from e2e.server_process import wait_until
 from text_server import ReverseModel
@@ -300,3 +301,16 @@ async def test_a_narrow_terminal_keeps_the_figures_of_workers() -> None:
         assert all("busy" in row for row in rows)
     wide = [text for text, _ in lines(found, View(), 80, 24)]
     assert wide[0].startswith("http://127.0.0.1:8080  ready  ")
+
+
+async def test_figures_that_cannot_be_read_do_not_end_the_display() -> None:
+    def read() -> dict[str, Any]:
+        if poller.count:
+            poller.stop()
+            return {"ready": True}
+        raise KeyError("host")
+
+    poller = Poller(read, 0.01)
+    poller.start()
+    poller.join(20)
+    assert (poller.count, poller.found) == (2, {"ready": True})

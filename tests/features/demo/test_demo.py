@@ -198,3 +198,24 @@ def test_json(tmp_path: Path) -> None:
         assert line["models"]["celsius"] == "READY"
     finally:
         server.kill()
+
+
+def test_a_wheel_is_unpacked_beside_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.part").write_bytes(b"of another process")
+    installed = tmp_path / "installed.gguf"
+    installed.write_bytes(b"GGUF")
+    monkeypatch.setattr(language_model, "_installed_file", lambda: installed)
+    assert language_model.prepare(tmp_path) == tmp_path
+    assert (tmp_path / "model.gguf").read_bytes() == b"GGUF"
+    assert (tmp_path / "model.part").read_bytes() == b"of another process"
+
+
+def test_a_complete_cache_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    language_model.prepare(tmp_path)
+
+    def refuse(*_: Any) -> int:
+        raise PermissionError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    assert language_model.prepare(tmp_path) == tmp_path
