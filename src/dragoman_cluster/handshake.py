@@ -84,6 +84,10 @@ class JoinError(ServerError):
     """A worker and a server could not be connected. The message is for the logs of both."""
 
 
+class NoHandshake(JoinError):
+    """The other side does not send what a handshake of Dragoman has, or closes the connection."""
+
+
 M = TypeVar("M")
 
 
@@ -105,13 +109,13 @@ class Conversation:
         """Return the next message. Raises JoinError for anything else, OSError if the connection ends."""
         size = int.from_bytes(self._read(4), "big")
         if size > _MAX_BYTES:
-            raise JoinError("expected a handshake of Dragoman, got other data")
+            raise NoHandshake("expected a handshake of Dragoman, got other data")
         data = self._read(size)
         self._digest.update(data)
         try:
             message = msgspec.msgpack.decode(data, type=message_type)
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise JoinError(f"expected a handshake of Dragoman, got other data: {error}") from error
+            raise NoHandshake(f"expected a handshake of Dragoman, got other data: {error}") from error
         if reason := getattr(message, "error", ""):
             raise JoinError(str(reason)[:1000])
         return message
@@ -127,7 +131,7 @@ class Conversation:
             set_timeout(self._sock, self._deadline_s)
             more = self._sock.recv(count - len(data))
             if not more:
-                raise JoinError("the connection was closed during the handshake")
+                raise NoHandshake("the connection was closed during the handshake")
             data += more
         return data
 

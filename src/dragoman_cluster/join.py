@@ -30,6 +30,7 @@ from dragoman_cluster.handshake import (
     Hello,
     JoinError,
     MemoryProof,
+    NoHandshake,
     Welcome,
     authenticate_server,
     certificate_of,
@@ -41,6 +42,7 @@ log = logging.getLogger("dragoman.worker")
 _HANDSHAKE_S = 20.0
 _RETRY_S = 0.5
 _MARK_BYTES = 16
+_PORT_HINT = "; is this the port that --worker-port names?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,25 +135,29 @@ def _download(link: Link, timeout_s: float, spec: ModelSpec, numbers: Sequence[i
 
 def _connect(options: JoinOptions) -> tuple[socket.socket, Welcome, tuple[int, ...]]:
     """Return a connection after the handshake, and the server's memory files. Retries until the server listens."""
-    end_s = time.monotonic() + options.connect_s
+    end_s, reason = time.monotonic() + options.connect_s, ""
+    address = f"{options.host}:{options.port}"
     while True:
         try:
             sock = socket.create_connection((options.host, options.port), timeout=_HANDSHAKE_S)
             break
         except OSError as error:
-            if time.monotonic() + _RETRY_S > end_s:
-                raise JoinError(
-                    f"cannot connect to {options.host}:{options.port} within {options.connect_s:g} s: {error}"
-                ) from error
+            left_s = end_s - time.monotonic()
+            if left_s < _RETRY_S:
+                raise JoinError(f"cannot connect to {address} within {options.connect_s:g} s: {error}") from error
+            if str(error) != reason:  # each reason once
+                reason = str(error)
+                log.warning("cannot reach %s (%s); trying again for %.0f s", address, error.strerror or error, left_s)
             time.sleep(_RETRY_S)
     try:
         return _shake_hands(sock, options)
     except OSError as error:
         sock.close()
-        raise JoinError(f"handshake with {options.host}:{options.port} failed: {error}") from error
+        raise JoinError(f"handshake with {address} failed: {error}{_PORT_HINT}") from error
     except JoinError as error:
         sock.close()
-        raise JoinError(f"{options.host}:{options.port} did not accept this worker: {error}") from error
+        hint = _PORT_HINT if isinstance(error, NoHandshake) else ""
+        raise JoinError(f"{address} did not accept this worker: {error}{hint}") from error
 
 
 def _shake_hands(sock: socket.socket, options: JoinOptions) -> tuple[socket.socket, Welcome, tuple[int, ...]]:

@@ -206,3 +206,23 @@ async def test_a_key_without_the_role_of_reading_is_explained(
         error = capsys.readouterr().err
         assert "does not have the role 'read'" in error
         assert "--input FILE" in error
+
+
+@pytest.mark.parametrize("role", ["read", "infer"])
+async def test_the_main_port_of_a_server_with_an_admin_port(
+    role: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no status. A key without the role `infer` is refused for paths that it does not have: say the same."""
+    caplog.set_level("INFO")
+    keys, key = tmp_path / "keys.toml", tmp_path / "app.key"
+    assert await run("keys", "create", "app", "--file", str(keys), "--roles", role) == 0
+    key.write_text(capsys.readouterr().out)
+    async with Server(Iris, http_port=0, admin_port=0, grpc_port=-1, api_keys=str(keys)) as server:
+        for command in (["status"], ["top", "--json"]):
+            assert await run(command[0], server.http_url, *command[1:], "--key-file", str(key)) == 2
+            error = capsys.readouterr().err
+            assert error.endswith("; with an admin port, expected its URL\n"), error
+            assert "role" not in error
+    where = [vars(record)["request"] for record in caplog.records if vars(record).get("action") == "refused"]
+    assert ("GET /v2/repository/status" in where) is (role == "read")
+    assert "GET " not in where

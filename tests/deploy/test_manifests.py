@@ -321,6 +321,7 @@ def test_systemd_unit(tmp_path: Path) -> None:
     assert service["KillMode"] == "mixed"
     assert int(service["TimeoutStopSec"]) > parse_settings().drain_s + parse_settings().drain_delay_s
     assert service["ExecStart"].split()[1] == "serve"
+    assert service["ExecReload"] == "kill -HUP $MAINPID"  # docs/deploy.md: `systemctl reload`
     if analyze := shutil.which("systemd-analyze"):
         unit = tmp_path / "dragoman.service"
         unit.write_text(text.replace("/opt/dragoman/bin/dragoman", "/bin/true"))

@@ -112,7 +112,7 @@ def test_the_installed_command() -> None:
     ("arguments", "message"),
     [
         ((), "required: PATH"),
-        ((TWICE, "--http-port", "x"), "setting 'http_port': expected int, got 'x'"),
+        ((TWICE, "--http-port", "x"), "setting 'http_port': expected an integer, got 'x'"),
         ((TWICE, "--http-port", "99999"), "setting 'http_port': expected 0 to 65535, got 99999"),
         ((TWICE, "--grpc-port", "65536"), "setting 'grpc_port': expected -1 to 65535, got 65536"),
         ((TWICE, "--http-also", "127.0.0.1:99999"), "setting 'http_also'"),
@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_read_is_one_line(command: str, mode: int, below
 def test_errors_in_files_and_environment(tmp_path: Path) -> None:
     done = run_command("serve", TWICE, environment={"DRAGOMAN_REPLICAS": "two"})
     assert done.returncode == 2
-    assert done.stderr == "dragoman: setting 'replicas': expected int, got 'two'\n"
+    assert done.stderr == "dragoman: setting 'replicas': expected an integer, got 'two'\n"
     done = run_command("serve", TWICE, environment={"DRAGOMAN_HTTP_PROT": "1"})
     assert done.returncode == 2
     expected = "unknown environment variable 'DRAGOMAN_HTTP_PROT'; did you mean 'DRAGOMAN_HTTP_PORT'?"

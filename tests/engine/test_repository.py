@@ -343,7 +343,7 @@ def test_dragoman_toml_for_one_model_and_for_a_repository(tmp_path: Path) -> Non
     ("text", "message"),
     [
         ("[model]\nreplica = 2", "unknown model setting 'replica'; did you mean 'replicas'"),
-        ("[model]\nreplicas = 'two'", "setting 'replicas': expected int, got 'two'"),
+        ("[model]\nreplicas = 'two'", "setting 'replicas': expected an integer, got 'two'"),
         ("[model]\nplacement = 'moon'", "setting 'placement': expected one of inline, thread, process, got 'moon'"),
         ("[model]\nallow_pickle = true", "cannot be set in a file beside models; use --allow-pickle"),
         ("[modell]\n", "unknown table 'modell': expected .* did you mean 'model'"),

@@ -296,7 +296,7 @@ async def test_invalid_weights_at_run_time_change_nothing(
         ('{ "1" = -1 }', {}, "got -1 for version '1'"),
         ('{ "1" = inf }', {}, "got inf for version '1'"),
         ('{ "1" = 0 }', {}, "at least one above 0"),
-        ("3", {}, "setting 'version_weights': expected table, got 3"),
+        ("3", {}, "setting 'version_weights': expected a table, got 3"),
     ],
 )
 async def test_invalid_weights_in_the_settings(

@@ -34,8 +34,14 @@ DEATHS = {"os._exit": "exit code 7", "kill": "signal SIGKILL", "segfault": "sign
 @pytest.mark.parametrize("death", DEATHS)
 async def test_a_dead_worker_fails_only_the_call_it_computed(death: str, tmp_path: Path) -> None:
     readiness: list[bool] = []
+    reasons: list[str] = []
     go = tmp_path / "go"
-    async with processes("Actions", lambda: readiness.append(not readiness or pool.ready)) as pool:
+
+    def note() -> None:
+        readiness.append(not readiness or pool.ready)
+        reasons.append("" if len(readiness) == 1 else pool.unavailable)
+
+    async with processes("Actions", note) as pool:
         fatal = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "begun", go=go, then=death))
         await wait_until((tmp_path / "begun").exists)
         waiting = [asyncio.create_task(call(pool, do="pid")) for _ in range(5)]
@@ -49,6 +55,7 @@ async def test_a_dead_worker_fails_only_the_call_it_computed(death: str, tmp_pat
         assert len(pids) == 1
         assert not pids & before
         assert readiness == [True, False, True]
+        assert reasons == ["", "a worker is starting again", ""]
 
 
 @pytest.mark.parametrize("child", ["return", "raise"])

@@ -37,6 +37,8 @@ _MAX_NAMES = 5
 # What a client of HTTP/2 sends first, with an empty SETTINGS frame; a server answers with a frame of that type.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _HTTP2_SETTINGS = 4
+# What needs the role `read` where it is served.
+_READ_PATHS = ("/v2/repository/status", "/metrics")
 KEY_VARIABLES = ("DRAGOMAN_API_KEY", "DRAGOMAN_CONTROL_TOKEN")
 # What a command adds to a refusal: without a key, how to give one; without the role `read`, what reads.
 _KEY_HINT = f"; give it with --key-file or ${KEY_VARIABLES[0]}"
@@ -186,16 +188,19 @@ class ServerConnection:
             with opener.open(request, timeout=self.timeout_s) as response:
                 yield response
         except urllib.error.HTTPError as error:
-            raise self._status_error(error) from None
+            raise self._status_error(error, path) from None
         except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
 
-    def _status_error(self, error: urllib.error.HTTPError) -> CallerError:
+    def _status_error(self, error: urllib.error.HTTPError, path: str) -> CallerError:
         if 300 <= error.code < 400:
             location = error.headers.get("location", "")
             return NotReady(f"{self.url} redirects to {location!r}: expected the URL of the server itself")
         kind = ModelNotFound if error.code == 404 else NotReady
         reason = _reason(error)
+        if error.code == 403 and path.endswith(_READ_PATHS) and "role 'infer'" in reason:
+            # The role that paths need which the server does not have.
+            return ModelNotFound(f"{self.url} has no {path}")
         hint = self._key_hint(reason) if error.code in (401, 403) else ""
         return kind(f"{self.url} responds with {error.code}: {reason}{hint}")
 

@@ -21,7 +21,22 @@ Placement = Literal["", "inline", "thread", "process"]
 WorkingDirectory = Literal["shared", "own"]
 
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_WORDS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    Mapping: "a table",
+    tuple: "a list",
+    list: "a list",
+    dict: "a table",
+}
 _EXPECTED = {bool: "bool", int: "int", float: "float", str: "str", Mapping: "table", tuple: "list"}
+
+
+def type_words(kind: type) -> str:
+    """Return a type as messages name it: `a number`."""
+    return _WORDS.get(kind) or kind.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +75,10 @@ class Option:
         if self.type is bool:
             value = raw if isinstance(raw, bool) else _BOOLEANS.get(str(raw).lower())
             if value is None:
-                raise self._invalid("true or false", raw)
+                raise self._invalid(type_words(bool), raw)
             return value
         if not self._is_convertible(raw):
-            raise self._invalid(_EXPECTED[self.type], raw)
+            raise self._invalid(type_words(self.type), raw)
         if self.type in (int, float):
             return self._number(raw)
         if self.not_empty and not str(raw).strip():
@@ -101,7 +116,7 @@ class Option:
         try:
             value = self.type(raw)
         except (ValueError, OverflowError) as error:
-            raise self._invalid(_EXPECTED[self.type], raw) from error
+            raise self._invalid(type_words(self.type), raw) from error
         if not self.minimum <= value <= self.maximum:  # also rejects NaN
             bounds = f"at least {self.minimum}" if math.isinf(self.maximum) else f"{self.minimum} to {self.maximum}"
             raise InvalidInput(f"setting '{self.name}': expected {bounds}, got {value}")

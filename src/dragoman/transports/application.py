@@ -151,7 +151,7 @@ class Application:
         access = self.access
         if access is None or match.health or match.endpoint is None:
             return Authorization(self)
-        where = f"{method} {match.route}"
+        where = f"{method} {match.route or match.path}"
         access.check_site(match.role, method, headers, address, where)
         if match.is_public:
             return Authorization(self)

@@ -28,6 +28,7 @@ _BASES = ("", "v1", "api", "v2")
 _EXTRA_BASES = frozenset({"v1", "api"})
 # Segments of the longest path for which others are looked up.
 _MAX_SEGMENTS = 8
+_MAX_PATH = 200  # characters in the audit log
 
 
 @dataclass(slots=True)
@@ -42,7 +43,8 @@ class Match(msgspec.Struct, frozen=True):
     """The endpoint of a path; None for OPTIONS, whose response is `allow`.
 
     `health`: it is a health check. `role`: what a caller with a key needs, unless the path `is_public`. `statuses`
-    counts the responses of the protocol by status. `route`: the pattern of the path, "" if it has none.
+    counts the responses of the protocol by status. `route`: the pattern of the path, "" if it has none; then `path` is
+    its beginning.
     """
 
     endpoint: Endpoint | None
@@ -54,6 +56,7 @@ class Match(msgspec.Struct, frozen=True):
     statuses: defaultdict[int, int] = msgspec.field(default_factory=lambda: defaultdict(int))
     route: str = ""
     is_public: bool = False
+    path: str = ""
 
     @property
     def is_sheddable(self) -> bool:
@@ -139,7 +142,8 @@ class Router:
             return protocol.format_error(PathNotFound(_no_path(raw_path, suggestion)), request_id)
 
         endpoint = partial(_answer_or_explain, fallback.endpoint, explain)
-        return msgspec.structs.replace(fallback, protocol=marked or nearest or fallback.protocol, endpoint=endpoint)
+        protocol, path = marked or nearest or fallback.protocol, raw_path.partition("?")[0][:_MAX_PATH]
+        return msgspec.structs.replace(fallback, protocol=protocol, endpoint=endpoint, path=path)
 
     def _suggest(self, method: str, raw_path: str, headers: Mapping[str, str]) -> tuple[str, HttpProtocol | None]:
         """Return the path that a client may have meant, "" for none, and its protocol.

@@ -63,6 +63,7 @@ _IDLE_FACTOR = 0.97
 _BEHIND_S = 1e6
 # Calls longer than this may wait for a faster replica while a slow one is idle.
 _LONG_S = 0.1
+_STARTING_AGAIN = "a worker is starting again"
 
 
 class PoolState(Enum):
@@ -153,7 +154,7 @@ class ProcessPool(JobRunner):
         if not reasons and (reason := self._crash_reason()):
             return reason
         if len(reasons) < self._min_ready:
-            return self.waiting
+            return self.waiting or (_STARTING_AGAIN if self._state is OPEN else "")
         return "" if reasons.count("") >= self._required_workers else next(filter(None, reasons))
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from dragoman.core.calls import Generate
 from dragoman.core.errors import ModelFailed
 from dragoman.core.metrics import Family
+from dragoman.core.options import type_words
 from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman_text.generation.job import PromptRequest
 
@@ -36,7 +37,7 @@ def check_options(
         if expected is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if type(value) is not expected:
-            raise ModelFailed(f"parameter '{name}': expected {expected.__name__}, got {value!r}")
+            raise ModelFailed(f"parameter '{name}': expected {type_words(expected)}, got {value!r}")
         if name in least and value < least[name]:
             raise ModelFailed(f"parameter '{name}': expected at least {least[name]}, got {value!r}")
         if name in choices and value not in choices[name]:

@@ -270,7 +270,7 @@ def test_models_that_can_be_loaded_have_no_remarks(tmp_path: Path, capsys: pytes
             "file '{}/a.joblib' not found",
         ),
         ("model-settings.json", '{"implementation": "other.Mine"}', "'{}/other.py' has no 'Mine'"),
-        ("settings.json", '{"http_port": "x"}', "{}/settings.json: setting 'http_port': expected int, got 'x'"),
+        ("settings.json", '{"http_port": "x"}', "{}/settings.json: setting 'http_port': expected an integer, got 'x'"),
         ("settings.json", '{"root_path": "models"', "settings: {}/settings.json cannot be read"),
         ("serving.properties", "option.model_id=foo", "option.model_id: folder 'foo' not found"),
         ("serving.properties", "no value", "expected lines of name=value, got 'no value'"),

@@ -171,7 +171,7 @@ def test_parameters_are_checked(llama_folder: Path) -> None:
     invalid: list[tuple[dict[str, Any], str]] = [
         ({"batch": 3}, "unknown parameter 'batch'; a text model knows .*max_batch, max_context, dtype"),
         ({"max_batch": 0}, "'max_batch': expected at least 1, got 0"),
-        ({"max_batch": "8"}, "'max_batch': expected int, got '8'"),
+        ({"max_batch": "8"}, "'max_batch': expected an integer, got '8'"),
         ({"dtype": "int4"}, "'dtype': expected one of auto, float32, bfloat16, float16"),
         ({"max_context": 10_000}, "max_context: expected at most 512"),
     ]

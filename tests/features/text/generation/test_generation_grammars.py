@@ -565,7 +565,7 @@ async def test_a_sequence_preempted_while_a_mask_is_computed_continues(llama_fol
     ("options", "message"),
     [
         ({"grammar_compile_s": 0.0}, "'grammar_compile_s': expected at least 0.01, got 0.0"),
-        ({"grammar_memory": 1.5}, "'grammar_memory': expected int, got 1.5"),
+        ({"grammar_memory": 1.5}, "'grammar_memory': expected an integer, got 1.5"),
         ({"grammar_cache": 0}, "'grammar_cache': expected at least 1, got 0"),
     ],
 )
