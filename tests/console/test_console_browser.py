@@ -369,7 +369,11 @@ async def test_live_plots(browser: Browser) -> None:
     assert await page.evaluate(missing) == 404
     await page.get_by_role("table", name="Errors since the start").get_by_text("status 404").first.wait_for()
     titles = await page.locator("figcaption b").all_inner_texts()
-    assert titles == ["Requests", "Latency", "Calls", "CPU of the server", "Memory of the server"]
+    assert titles == ["Requests", "Latency", "Calls", "CPU of the server process", "Memory of the server process"]
+    units = page.locator("figcaption .unit")
+    assert await units.all_inner_texts() == ["/s", "ms", "cores", "MiB"]
+    for axis in await page.locator("figure .chart svg").all():
+        assert await axis.locator("text[text-anchor=end]").first.text_content() == "0"
     await page.get_by_role("button", name="Table of Requests").click()
     assert await page.locator("figure").first.locator("tbody tr").count() >= 1
     models = page.get_by_role("table", name="Models in the last two seconds")

@@ -80,17 +80,20 @@ def lines(found: Mapping[str, Any], view: View, columns: int, rows: int | None =
 
 
 def _summary(found: Mapping[str, Any], columns: int) -> list[tuple[str, str]]:
-    """Return the state of the server: its figures are on a further line where one is too narrow."""
+    """Return the state of the server: its figures are on further lines where one is too narrow."""
     state = "ready" if found["ready"] else "not ready"
     memory = format_bytes(found["memory_bytes"])
     tokens = "" if found["tokens_per_s"] is None else f", {_rate(found['tokens_per_s'])} tokens/s"
     first = f"{found['url']}  {state}"
     clock = time.strftime("  %H:%M:%S")
     calls = f"{_rate(found['calls_per_s'])} calls/s, {_rate(found['errors_per_s'])} err/s{tokens}"
-    process = (
-        f"CPU {found['cpu_percent']:.0f} %{f', {memory}' if memory else ''}; status in {found['answer_ms']:.3g} ms"
-    )
-    figures = [f"{calls}; {process}"] if len(calls) + 2 + len(process) <= columns else [calls, process]
+    process = f"server process: CPU {found['cpu_percent']:.0f} %{f', {memory}' if memory else ''}"  # without workers
+    figures: list[str] = []
+    for part in (calls, process, f"status in {found['answer_ms']:.3g} ms"):
+        if figures and len(figures[-1]) + 2 + len(part) <= columns:
+            figures[-1] += f"; {part}"
+        else:
+            figures.append(part)
     code = "31" if found["errors_per_s"] else ""
     return [(first + clock if len(first + clock) <= columns else first, "1"), *((text, code) for text in figures)]
 

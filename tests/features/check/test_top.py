@@ -293,7 +293,8 @@ async def test_a_narrow_terminal_keeps_the_figures_of_workers() -> None:
     for columns in (40, 60, 80):
         shown = [text for text, _ in lines(found, View(), columns, 24)]
         assert max(map(len, shown)) <= columns
-        assert "status in 7.34 ms" in (shown[2] if columns < 60 else shown[1])
+        figures = "; ".join(shown[1:4])
+        assert "; server process: CPU 12 %, 67 B; status in 7.34 ms" in figures
         titles = next(line for line in shown if line.startswith("worker"))
         assert titles.endswith("time/call")
         rows = shown[shown.index(titles) + 1 :]

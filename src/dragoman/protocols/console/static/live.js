@@ -165,8 +165,8 @@ export function Live() {
       ${has("rows") && html`<${Plot} title="Rows of a batch" time x=${x} series=${[series("rows")]} />`}
       ${(has("tokens") || has("sequences")) && html`<${Plot} title="Tokens" unit="/s" time x=${x} series=${[series("tokens")]} />
         <${Plot} title="Sequences of a batch" time x=${x} series=${[series("sequences")]} />`}
-      <${Plot} title="CPU of the server" unit="cores" time x=${x} series=${[series("cpu")]} />
-      <${Plot} title="Memory of the server" unit="MiB" time x=${x} series=${[series("memory")]} />
+      <${Plot} title="CPU of the server process" unit="cores" time x=${x} series=${[series("cpu")]} />
+      <${Plot} title="Memory of the server process" unit="MiB" time x=${x} series=${[series("memory")]} />
     </div>`}
     ${points.length > 0 && html`<section class="card"><${ModelTable} before=${before} last=${last} /></section>
     <section class="card"><${Workers} models=${models} /></section>

@@ -18,10 +18,11 @@ const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 const colorOf = (i) => (isDark() ? DARK_COLORS : COLORS)[i % COLORS.length];
 const isKnown = (value) => Number.isFinite(value);
 
-// An axis of equal values still has a scale.
-function yRange(values) {
+// An axis of equal values still has a scale; with `fromZero` it begins at 0.
+function yRange(values, fromZero = false) {
   const [low, high] = values.reduce(([a, b], v) => (isKnown(v) ? [Math.min(a, v), Math.max(b, v)] : [a, b]), [Infinity, -Infinity]);
   if (!isKnown(low)) return [0, 1];
+  if (fromZero && low >= 0) return [0, high > 0 ? high * 1.06 : 1];
   if (low === high) return [Math.min(0, low), high > 0 ? high * 1.2 : 1];
   const margin = 0.06 * (high - low);
   return [low >= 0 && low <= margin ? 0 : low - margin, high <= 0 && -high <= margin ? 0 : high + margin];
@@ -64,7 +65,7 @@ function pathOf(x, values, place) {
 
 function Chart({ x, series, time, width, height }) {
   const [left, right] = time ? timeRange(x) : x.length > 1 ? [x[0], x.at(-1)] : [x[0] - 1, x[0] + 1];
-  const [low, high] = yRange(series.flatMap((s) => s.values));
+  const [low, high] = yRange(series.flatMap((s) => s.values), time);
   const across = (v) => LEFT + ((width - LEFT - RIGHT) * (v - left)) / (right - left || 1);
   const up = (v) => height - BOTTOM - ((height - TOP - BOTTOM) * (v - low)) / (high - low);
   const place = (a, b) => `${across(a).toFixed(1)} ${up(b).toFixed(1)}`;
@@ -106,7 +107,7 @@ export function Plot({ title, x, series, time = false, unit = "", xLabel = "inde
   const isEmpty = series.every((s) => known(s.values).length === 0);
   const text = summaries.map(([label, summary]) => (label ? `${label}: ${summary}` : summary)).join(", ");
   return html`<figure class="card plot">
-    <figcaption><b>${title}</b> <span class="series">${summaries.map(([label, summary], i) => html`<span>
+    <figcaption><b>${title}</b>${time && unit && html` <span class="unit">${unit}</span>`} <span class="series">${summaries.map(([label, summary], i) => html`<span>
         <svg class="swatch" viewBox="0 0 12 12" aria-hidden="true"><rect width="12" height="4" y="4" fill=${colorOf(i)} /></svg> ${label} ${!isEmpty && summary}</span>`)} ${isEmpty && "no values yet"}</span>
       ${hasTable && html`<button class="small" aria-pressed=${isTable} aria-label=${`Table of ${title}`} onClick=${() => setIsTable(!isTable)}>Table</button>`}
     </figcaption>
