@@ -35,6 +35,24 @@ def slow(x: NDArray[Any]) -> NDArray[Any]:
     return value
 
 
+def invert(mass_and_stiffness: NDArray[Any]) -> NDArray[Any]:
+    """An oscillator's frequency, squared. It has none without a mass."""
+    if (mass_and_stiffness[..., 0] <= 0).any():
+        raise ValueError("no mass")
+    value: NDArray[Any] = mass_and_stiffness[..., 1:] / mass_and_stiffness[..., :1]
+    return value
+
+
+@dragoman.vector_function(inputs={"mass_and_stiffness": 2}, outputs={"square": 1})
+def fragile(mass_and_stiffness: NDArray[Any]) -> NDArray[Any]:
+    return invert(mass_and_stiffness)
+
+
+@dragoman.vector_function(inputs={"x": 2}, outputs={"square": 1}, vectorised=True)
+def fragile_rows(x: NDArray[Any]) -> NDArray[Any]:
+    return invert(x)
+
+
 @dragoman.vector_function(inputs={"length": 1}, outputs={"doubled": 1}, gradient=lambda length, sens: 2 * sens)
 def glacial(length: NDArray[Any]) -> NDArray[Any]:
     time.sleep(1.1)
@@ -49,7 +67,7 @@ def product(x: NDArray[Any]) -> NDArray[Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    async with dragoman.Server(hill, slow, glacial, product, **DEFAULTS) as server:
+    async with dragoman.Server(hill, slow, glacial, product, fragile, fragile_rows, **DEFAULTS) as server:
         yield await open_page(chromium, str(server.http_url))
 
 
@@ -155,6 +173,56 @@ async def test_each_parameter_has_its_own_range_and_the_map_one_for_each_axis(br
     assert values == pytest.approx([210, -0.4, 0])
     assert await browser.find_violations() == []
     await browser.keep("ranges")
+
+
+@pytest.mark.parametrize("model", ["fragile", "fragile_rows"])
+async def test_a_map_that_nobody_asked_for_stops_at_a_failure(browser: Browser, model: str) -> None:
+    """A failure may be many lines of the server's log."""
+    requests = count_requests(browser, "/Evaluate")
+    await browser.open(f"/#/models/{model}", "Simulator")
+    section = browser.page.get_by_role("region", name="Map")
+    status = section.get_by_role("status")
+    await status.get_by_text("The model fails somewhere in these ranges").wait_for()
+    assert "no mass" in await status.inner_text()
+    assert await section.locator(".error").count() == 0
+    assert len(requests) < 20
+
+
+async def test_points_where_the_model_fails_are_blank(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/fragile_rows", "Simulator")
+    section = page.get_by_role("region", name="Map")
+    status = section.get_by_role("status")
+    await status.get_by_text("compute the map for the other points").wait_for()
+    await section.get_by_role("button", name="Compute the map").click()
+    await status.get_by_text("The model fails at").wait_for(timeout=60_000)
+    text = await status.inner_text()
+    assert "Least -20 at x[0] = 0.250, x[1] = -5; greatest 20 at x[0] = 0.250, x[1] = 5." in text
+    assert "fails at 861 of 1681 points: model 'fragile_rows' failed: ValueError: no mass" in text
+    await section.get_by_role("button", name="Table").click()
+    cells = await section.locator("tbody tr").first.locator("td").all_inner_texts()
+    assert cells[20] == cells[0] != cells[21]  # x[0] = 0 is the last without a mass
+    await section.get_by_role("button", name="Table").click()
+    await browser.keep("map_with_failures")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_names_of_parameters_do_not_lie_over_their_sliders(browser: Browser, width: int) -> None:
+    page = browser.page
+    await page.set_viewport_size({"width": width, "height": 900})
+    await browser.open("/#/models/fragile", "Simulator")
+    row = page.locator(".slider").first
+    await row.wait_for()
+    slider, number = [await row.locator(each).bounding_box() for each in ("[type=range]", "[type=number]")]
+    text = await row.locator("label").evaluate(
+        "(e) => { const r = document.createRange(); r.selectNodeContents(e); return r.getBoundingClientRect().right; }"
+    )
+    assert slider is not None
+    assert number is not None
+    assert text <= slider["x"]
+    assert slider["x"] + slider["width"] <= number["x"]
+    assert slider["width"] >= 48
+    await page.set_viewport_size({"width": 1280, "height": 900})
 
 
 async def test_a_map_with_a_configuration_calls_the_simulator_for_each_point(browser: Browser) -> None:

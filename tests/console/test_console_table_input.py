@@ -57,6 +57,8 @@ async def test_a_file_fills_the_rows(browser: Browser) -> None:
     await load(browser, 'rooms;price;town;area\n2;9;"Bath; UK";50.5\n3;8;Hull;\n')
     await page.wait_for_selector("text=homes.csv: 2 rows; left out, since no input has the name: price")
     await said(browser, ["Bath; UK 50.5 2", "Hull nan 3"])
+    await load(browser, "town,area,rooms\nTrue,True,False\n")  # as pandas writes what was true and false in training
+    await said(browser, ["True 1 0"])
     await load(browser, "York,1,2\nBath,3,4\nHull,5,6\n", "without-names.csv")
     await page.wait_for_selector("text=without-names.csv: 3 rows")
     await said(browser, ["York 1 2", "Bath 3 4", "Hull 5 6"])

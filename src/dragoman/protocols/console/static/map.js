@@ -45,20 +45,34 @@ function rowsBody({ input, metadata, points, inWrt, outWrt }) {
   });
 }
 
-// The sums of an output at the points, by as few requests as possible.
-async function valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal, onProgress, isSlow }) {
+// Whether a model rejected a point, or failed at it: others may have values.
+const isOfPoint = ({ status }) => [400, 422, 500].includes(status);
+
+// The sums of an output at the points, by as few requests as possible. A point where the model fails has none, and
+// `onFailure` gets its error, which it may throw.
+async function valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal, onProgress, isSlow, onFailure }) {
   const body = Object.keys(config).length === 0 ? rowsBody({ input, metadata, points, outWrt }) : null;
-  if (body) {
-    return inParts(points.length, async (from, to) => {
+  const alone = (from, to) => oneByOne(to - from, async (i) => {
+    signal.throwIfAborted();
+    try {
+      return sumOf(await evaluate(points[from + i], signal));
+    } catch (error) {
+      if (!isOfPoint(error)) throw error;
+      onFailure(error);
+      return null;
+    }
+  });
+  const together = async (from, to) => {
+    try {
       const { outputs: [{ data }] } = await read(`${modelPath(name)}/infer`, { method: "POST", body: body(from, to), signal });
       const width = data.length / (to - from);
       return Array.from({ length: to - from }, (_, i) => sumOf(data.slice(i * width, (i + 1) * width)));
-    }, { onProgress, isSlow });
-  }
-  return inParts(points.length, (from, to) => oneByOne(to - from, async (i) => {
-    signal.throwIfAborted();
-    return sumOf(await evaluate(points[from + i], signal));
-  }), { onProgress, isSlow });
+    } catch (error) {
+      if (!isOfPoint(error)) throw error;
+      return alone(from, to); // one of them fails
+    }
+  };
+  return inParts(points.length, body ? together : alone, { onProgress, isSlow });
 }
 
 const sumOf = (vector) => (vector.every(isKnown) ? total(vector) : null);
@@ -83,13 +97,14 @@ function rangeOf(values) {
 }
 
 // Where the least and the greatest value are, in words.
-function extremes({ values, axes, names, side }) {
+function extremes({ values, axes, names, side, failures }) {
   const at = (pick) => {
     const i = values.indexOf(pick);
     return `${format(pick)} at ${names[0]} = ${format(axes[0][i % side])}, ${names[1]} = ${format(axes[1][Math.floor(i / side)])}`;
   };
   const [low, high] = rangeOf(values);
-  return isKnown(low) ? `Least ${at(low)}; greatest ${at(high)}.` : "No point has a value.";
+  const failed = failures.length > 0 ? ` The model fails at ${failures.length} of ${values.length} points: ${failures[0]}` : "";
+  return (isKnown(low) ? `Least ${at(low)}; greatest ${at(high)}.` : "No point has a value.") + failed;
 }
 
 // Short enough for the margin.
@@ -176,6 +191,7 @@ export function SimulatorMap({ name, input, metadata, config, result, ranges, ta
   const isFast = !isSame && hasArea && result.ms < FAST_CALL_MS;
   const [progress, setProgress] = useState(isFast ? 0 : null);
   const [problem, setProblem] = useState("");
+  const [note, setNote] = useState("");
   const [mode, setMode] = useState(LOG_NAME.test(metadata.outputs?.[outWrt]?.name ?? "") ? "exp" : "as it is");
   const [isTable, setIsTable] = useState(false);
   const abort = useRef(null);
@@ -190,22 +206,30 @@ export function SimulatorMap({ name, input, metadata, config, result, ranges, ta
     const mine = new AbortController();
     abort.current = mine;
     setProblem("");
+    setNote("");
     setProgress(0);
     const takesRows = Object.keys(config).length === 0 && rowsBody({ input, metadata, points: [], outWrt });
     async function draw(side) {
       const lines = bounds.map((range) => spaced(...range, side));
       const points = lines[1].flatMap((second) => lines[0].map((first) =>
         withValue(withValue(input, axes[0].k, axes[0].i, first), axes[1].k, axes[1].i, second)));
-      const values = await valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal: mine.signal, onProgress: setProgress, isSlow });
-      if (values) setMap({ key, values, side, bounds, axes: lines, names: axes.map((axis) => axis.name), title });
-      return values;
+      const failures = [];
+      const onFailure = (error) => {
+        if (isSlow) mine.abort(error); // nobody asked for this map, and a failure may be many lines of a log
+        mine.signal.throwIfAborted();
+        failures.push(error.message);
+      };
+      const values = await valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal: mine.signal, onProgress: setProgress, isSlow, onFailure });
+      if (values) setMap({ key, values, failures, side, bounds, axes: lines, names: axes.map((axis) => axis.name), title });
+      return values && failures.length === 0;
     }
     try {
       const started = performance.now();
-      const values = await draw(takesRows ? ROWS_SIDE : SINGLE_SIDE);
-      if (values && takesRows && performance.now() - started < FINE_MS) await draw(FINE_SIDE);
+      const isWhole = await draw(takesRows ? ROWS_SIDE : SINGLE_SIDE);
+      if (isWhole && takesRows && performance.now() - started < FINE_MS) await draw(FINE_SIDE);
     } catch (error) {
-      if (error.name !== "AbortError") setProblem(error.message);
+      if (isSlow && isOfPoint(error)) setNote(`The model fails somewhere in these ranges: compute the map for the other points. ${error.message}`);
+      else if (error.name !== "AbortError") setProblem(error.message);
     }
     if (!isSlow) runs.current--;
     if (abort.current === mine) setProgress(null);
@@ -237,6 +261,6 @@ export function SimulatorMap({ name, input, metadata, config, result, ranges, ta
         onPoint=${(values) => onInput(axes.reduce((vectors, { k, i }, j) => withValue(vectors, k, i, values[j]), input))} />
       <p class="note scale-title">${SHOWN[mode].title(map.title)}</p><${Scale} range=${rangeOf(shown)} />`)}
     <p class=${problem ? "error" : "note"} role="status">${problem || (progress !== null && `computing, ${Math.round(100 * progress)} %`) || (isSame && "Choose two different parameters.") ||
-      (isStale && "Something else has changed since: compute it again.") || (map && extremes(map))}</p>
+      note || (isStale && "Something else has changed since: compute it again.") || (map && extremes(map))}</p>
   </section>`;
 }

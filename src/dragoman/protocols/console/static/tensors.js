@@ -30,6 +30,8 @@ export function elementText(text, datatype) {
     if (/^nan$/i.test(trimmed)) return "null";
     if (NUMBER.test(trimmed)) return plainNumber(trimmed);
   }
+  // A column of a table that was true and false in training is one of numbers for the model.
+  if (datatype !== "BOOL" && /^(true|false)$/i.test(trimmed)) return trimmed.toLowerCase() === "true" ? "1" : "0";
   throw new Error(`expected ${datatype}, got '${trimmed.slice(0, 40)}'`);
 }
 

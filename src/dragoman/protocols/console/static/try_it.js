@@ -64,7 +64,7 @@ async function readFiles(field, files, { rate, most }) {
   const [file] = files;
   if (field.takesSound && (/^(audio|video)\//.test(file.type) || file.name === "recording")) return { sound: await readSound(file, rate, most) };
   if (/^text\/|json$/.test(file.type) || /\.(csv|tsv|txt|json)$/i.test(file.name)) {
-    return { text: await file.text(), pictures: [], file: null, sound: null };
+    return { text: await file.text(), pictures: [], file: null, sound: null, isRead: true };
   }
   if (field.datatype !== "BYTES") throw new Error(`expected a table${field.isPhoto ? " or a picture" : field.takesSound ? " or a sound" : ""}, got '${file.name}'`);
   return { file: { name: file.name, bytes: await file.arrayBuffer() }, pictures: [] };
@@ -101,7 +101,7 @@ function Values({ field, id, onChange }) {
   if (file) return html`<p class="row">${file.name}, ${file.bytes.byteLength} bytes ${drop}</p>`;
   if (pictures.length > 0) return html`<${Photos} field=${field} onChange=${onChange} /><p class="row">${drop}</p>`;
   if (!field.isPhoto) return html`<${Text} field=${field} id=${id} onChange=${onChange} />`;
-  return html`<details><summary>Numbers instead of a picture</summary><${Text} field=${field} id=${id} onChange=${onChange} /></details>`;
+  return html`<details open=${field.isRead}><summary>Numbers instead of a picture</summary><${Text} field=${field} id=${id} onChange=${onChange} /></details>`;
 }
 
 function Field({ field, id, sounds, onChange }) {
