@@ -102,7 +102,7 @@ async def test_rows_are_groups_of_bars(browser: Browser) -> None:
     share = browser.page.get_by_label("Output share")
     groups = share.locator("table.scores")
     assert await groups.count() == 12
-    assert await groups.nth(1).locator("caption").inner_text() == "row 1"
+    assert await groups.nth(1).locator("caption").inner_text() == "row 2"
     assert (await rows(share))[3:6] == [["0", "50.0 %"], ["1", "0 %"], ["2", "50.0 %"]]
     await share.get_by_role("button", name="Show all 16 rows of 3 classes").click()
     assert await groups.count() == 16

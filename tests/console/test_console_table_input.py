@@ -137,6 +137,30 @@ async def test_many_rows_are_sent_and_not_all_shown(browser: Browser) -> None:
     await browser.page.get_by_label("Output wage").get_by_text("[250]").wait_for()
 
 
+async def test_a_column_called_rate_does_not_make_its_neighbours_sounds(browser: Browser) -> None:
+    await browser.open("/#/models/Wage")
+    await browser.press("A field for each input")
+    await browser.page.get_by_label("values: rows of a table, or JSON").nth(1).wait_for()
+    assert await browser.page.get_by_role("button", name="Record").count() == 0
+    script = """async () => {
+        const { isRate } = await import("/console/assets/audio.js");
+        const shapes = [["rate", [-1]], ["rate", []], ["rate", [1]], ["sr", [-1]]];
+        return shapes.map(([name, shape]) => isRate({ name, shape, datatype: "INT64" }));
+    }"""
+    assert await browser.page.evaluate(script) == [False, True, True, True]
+
+
+async def test_rows_are_counted_from_one(browser: Browser) -> None:
+    await browser.open("/#/models/Wage")
+    await load(browser, "rate,hours\n2,3\n4,5\n")
+    await browser.press("Run")
+    output = browser.page.get_by_label("Output wage")
+    assert [" ".join((await row.inner_text()).split()) for row in await output.locator("tbody tr").all()] == [
+        "1 6",
+        "2 20",
+    ]
+
+
 async def test_code_has_a_line_for_each_input_and_a_command(browser: Browser) -> None:
     await browser.open("/#/models/Homes", "Code")
     curl = await browser.page.inner_text("pre.code")

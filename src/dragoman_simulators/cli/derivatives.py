@@ -6,8 +6,11 @@ import json
 import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,11 +37,45 @@ _ABILITIES: Mapping[type[calls.Call[Any]], Ability] = {
 }
 
 
+PROGRESS_S = 5.0  # between two lines of progress
+
+
+class Progress:
+    """A context that prints its stage and the number of calls to the standard error every few seconds."""
+
+    def __init__(self) -> None:
+        self.stage, self.calls = "loading", 0
+        self._began_s = time.monotonic()
+        self._is_done = threading.Event()
+        self._thread = threading.Thread(target=self._print, daemon=True)
+
+    def __enter__(self) -> "Progress":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_done.set()
+        self._thread.join()
+
+    def staged(self, points: Sequence[Vectors], name: str) -> Iterator[Vectors]:
+        """Yield the points, each as a stage of the checks of a model."""
+        for i, point in enumerate(points, 1):
+            self.stage = f"{name}: checks at point {i} of {len(points)}"
+            yield point
+
+    def _print(self) -> None:
+        while not self._is_done.wait(PROGRESS_S):
+            elapsed_s = time.monotonic() - self._began_s
+            print(f"{self.stage}, {_pluralize(self.calls, 'call')}, {elapsed_s:.0f} s", file=sys.stderr, flush=True)
+
+
 class ServedFunction(VectorFunction):
     """A model whose methods send calls to the engine in the event loop of `runner`."""
 
-    def __init__(self, engine: Engine, name: str, runner: asyncio.Runner, config: Config) -> None:
-        self.name, self._engine, self._runner = name, engine, runner
+    def __init__(self, engine: Engine, name: str, runner: asyncio.Runner, config: Config, progress: Progress) -> None:
+        self.name, self._engine, self._runner, self.progress = name, engine, runner, progress
         self._description: calls.ModelDescription = self._call(calls.Describe())
         signature = self._signature(config)
         self.input_names = tuple(spec.name for spec in signature.inputs)
@@ -95,7 +132,9 @@ class ServedFunction(VectorFunction):
         return result.data.reshape(-1)
 
     def _call(self, call: calls.Call[A]) -> A:
-        return self._runner.run(self._engine.call(calls.Request(call, self.name))).answer
+        result = self._runner.run(self._engine.call(calls.Request(call, self.name))).answer
+        self.progress.calls += 1
+        return result
 
 
 def _tensors(inputs: Vectors) -> tuple[Tensor, ...]:
@@ -120,7 +159,7 @@ def check_derivatives(arguments: argparse.Namespace) -> int:
     config = parse_json(arguments.config, dict, "--config")
     if ":" in arguments.path and not arguments.path.rpartition(":")[0].endswith(".py"):
         sys.path.append(os.getcwd())  # as `dragoman serve` finds modules
-    with asyncio.Runner() as runner:
+    with Progress() as progress, asyncio.Runner() as runner:
         folders = [arguments.path] if Path(arguments.path).is_dir() else []
         settings = settings_for(folders, from_environment(os.environ), {"placement": "thread"})
         remote = arguments.path.startswith(("http://", "https://"))
@@ -131,7 +170,8 @@ def check_derivatives(arguments: argparse.Namespace) -> int:
             models = [d.spec.name for d in engine.deployments() if arguments.model in ("", d.spec.name)]
             if not models:
                 raise InvalidInput(f"unknown model '{arguments.model}' in '{arguments.path}'")
-            results = [_check_model(ServedFunction(engine, name, runner, config), config, arguments) for name in models]
+            functions = (ServedFunction(engine, name, runner, config, progress) for name in models)
+            results = [_check_model(function, config, arguments) for function in functions]
         finally:
             runner.run(engine.close())
     if arguments.json:
@@ -155,11 +195,12 @@ def _check_model(
         return 2, result
     is_approximate = any("finite differences" in source for source in methods.values())
     tolerance = _tolerance(arguments, _APPROXIMATE if is_approximate else Tolerance())
+    function.progress.stage = f"{function.name}: finding points"
     points = list(_points(function, config, arguments))
     if not points:
         show("  the function has no finite values at any random point; name points of its domain with --at")
         return 2, result
-    checks = run_checks(function, points, config, arguments.seed, tolerance)
+    checks = run_checks(function, function.progress.staged(points, function.name), config, arguments.seed, tolerance)
     show(_table(function, checks))
     bad = sum(not check.passed for check in checks)
     verdict = f"{bad} of {len(checks)} checks failed" if bad else "all checks passed"

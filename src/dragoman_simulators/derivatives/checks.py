@@ -1,7 +1,7 @@
 """Check derivatives against central differences, each other, and for symmetry."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -62,7 +62,7 @@ class CheckResult:
 
 
 def run_checks(
-    function: VectorFunction, points: Sequence[Vectors], config: Config, seed: int, tolerance: Tolerance
+    function: VectorFunction, points: Iterable[Vectors], config: Config, seed: int, tolerance: Tolerance
 ) -> list[CheckResult]:
     """Return one result for each check of each output by each input or pair of inputs: the worst of all points."""
     worst: dict[tuple[str, int, tuple[int, ...]], CheckResult] = {}

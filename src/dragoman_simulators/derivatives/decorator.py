@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Literal, TypeVar, overload
 
+import numpy as np
+
 from dragoman.core.errors import ModelFailed
 from dragoman.core.vectors import (
     MARK,
@@ -84,7 +86,8 @@ def vector_function(function: Any = None, **options: Any) -> Any:
         an output of one number, else [output, input1, input2].
     name, placement : as for `dragoman.model`.
 
-    Raises ModelFailed, when the model is loaded, if the options do not fit the function.
+    Raises ModelFailed if an option has another form, or, when the model is loaded, if the options do not fit the
+    function.
     """
     options["written"] = {name: options.pop(name) for name in _WRITTEN if options.get(name) is not None}
     for name in _WRITTEN:
@@ -93,6 +96,10 @@ def vector_function(function: Any = None, **options: Any) -> Any:
         raise ModelFailed(
             f"derivatives: expected {', '.join(map(repr, METHODS))} or None, got {options['derivatives']!r}"
         )
+    for name in ("inputs", "outputs"):
+        _check_sizes(name, options.get(name))
+    if np.isscalar(options.get("at")):
+        raise ModelFailed(f"at: expected a list with a vector for each input, got {options['at']!r}")
     function_options = FunctionOptions(**options)
 
     def mark(marked: Any) -> Any:
@@ -100,6 +107,18 @@ def vector_function(function: Any = None, **options: Any) -> Any:
         return marked
 
     return mark if function is None else mark(function)
+
+
+def _check_sizes(name: str, value: Any) -> None:
+    """Raise ModelFailed unless a value has the form of `inputs` and `outputs`."""
+    if (
+        value is None
+        or callable(value)
+        or (isinstance(value, Mapping | Sequence | np.ndarray) and not isinstance(value, str))
+    ):
+        return
+    size = value if isinstance(value, int | np.integer) else 3
+    raise ModelFailed(f'{name}: expected [{size}] or {{"x": {size}}}, got {value!r}')
 
 
 class LazyVectorFunction(VectorFunction):

@@ -1,6 +1,7 @@
 """`dragoman check derivatives` reports correct and wrong derivatives."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,25 @@ def test_the_command_reports_correct_derivatives(model: Path, capsys: pytest.Cap
     assert "gradient by complex step" in message
     assert message.count(" ok\n") == 5
     assert "all checks passed, at 5 points" in message
+
+
+def test_the_command_reports_its_progress_if_it_takes_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text(
+        "import time\nimport dragoman\n"
+        "@dragoman.vector_function(inputs=[1], outputs=[1], jacobian=lambda x: [[2.0]])\n"
+        "def slow(x):\n    time.sleep(0.1)\n    return 2 * x\n"
+    )
+    monkeypatch.setattr("dragoman_simulators.cli.derivatives.PROGRESS_S", 0.05)
+    assert run(f"{path}:slow", "--points", "2", "--json") == 0
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert re.fullmatch(r"slow: checks at point 2 of 2, \d+ calls, \d+ s", lines[-1])
+    stages = dict.fromkeys(line.rpartition(" of")[0] or line.partition(",")[0] for line in lines)
+    assert list(stages)[-2:] == ["slow: checks at point 1", "slow: checks at point 2"]
+    assert json.loads(captured.out)[0]["points"] == 2
 
 
 def test_the_command_reports_wrong_derivatives(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

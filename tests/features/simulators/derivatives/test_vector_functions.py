@@ -152,6 +152,12 @@ def test_options_that_do_not_fit_the_function_are_an_error() -> None:
         build(lambda x: x, inputs=[-1])
     with pytest.raises(ModelFailed, match=r"derivatives: expected 'auto', .* got 'magic'"):
         vector_function(inputs=[1], derivatives="magic")
+    with pytest.raises(ModelFailed, match=r'^inputs: expected \[3\] or \{"x": 3\}, got 3$'):
+        vector_function(inputs=3)
+    with pytest.raises(ModelFailed, match=r"outputs: expected \[3\] or \{\"x\": 3\}, got 'y'"):
+        vector_function(outputs="y")
+    with pytest.raises(ModelFailed, match=r"at: expected a list with a vector for each input, got 2\.5"):
+        vector_function(at=2.5)
     with pytest.raises(ModelFailed, match="expected a parameter 'input', the index of an input"):
         build(lambda x, y: x, inputs=[1, 1], gradient=lambda x, y, sens: sens)
 

@@ -18,7 +18,9 @@ export function sampleAxis(shape) {
   return axis >= 0 && shape.length <= 3 && shape.every((n, i) => i === axis || n === 1 || n === -1) ? axis : -1;
 }
 
-export const isRate = ({ name, shape, datatype }) => RATE_NAME.test(name) && /INT|FP/.test(datatype) && shape.every((n) => Math.abs(n) === 1);
+// Whether a tensor is the rate of a sound: one number. A `rate` for each row of a table may be any rate.
+export const isRate = ({ name, shape, datatype }) =>
+  RATE_NAME.test(name) && /INT|FP/.test(datatype) && shape.every((n) => n === 1 || (n === -1 && !/^rate$/i.test(name)));
 
 // Whether a name or the kind of a model says that it takes sounds. That one of its inputs is called `rate` does not.
 export const isCalledSound = ({ name }, { kind }) => kind === "audio" || NAME.test(name);

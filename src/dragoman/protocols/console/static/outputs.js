@@ -22,10 +22,10 @@ const MIN_MATRIX = 8; // rows and columns of a table that may be a picture
 const MAX_LISTED = 1000;
 const MAX_ENCODED = 16;
 
-// A single row is listed from top to bottom, since it would be wider than the page.
-function Table({ tensor, rows, names }) {
+// A single row is listed from top to bottom, since it would be wider than the page. Rows are counted from `first`.
+function Table({ tensor, rows, names, first }) {
   const isRow = rows.length === 1 && rows[0].length > 1;
-  const lines = isRow ? rows[0].slice(0, MAX_LISTED).map((v, i) => [names ? names[i] : i, [v]]) : rows.map((row, i) => [i, row]);
+  const lines = isRow ? rows[0].slice(0, MAX_LISTED).map((v, i) => [names ? names[i] : i, [v]]) : rows.map((row, i) => [i + first, row]);
   const isFew = lines.length * lines[0]?.[1].length <= MAX_DIGITS;
   return html`<div class="scroll short" tabindex="0" role="region" aria-label=${`Values of ${tensor.name}`}>
       <table class=${isFew ? "values few" : "values"}>
@@ -71,7 +71,7 @@ function viewsOf(tensor, context) {
   const scores = isNumeric ? scoresOf(tensor, context) : null;
   const names = scores && context.names?.length === scores.rows[0].length ? context.names : null;
   const found = [rows
-    ? ["Table", html`<${Table} tensor=${tensor} rows=${rows} names=${names} />`]
+    ? ["Table", html`<${Table} tensor=${tensor} rows=${rows} names=${names} first=${isVector(tensor, context) ? 0 : 1} />`]
     : ["Values", html`<${List} tensor=${tensor} flat=${flat} />`]];
   if (isNumeric && rows && (rows.length >= MIN_PLOTTED || rows[0]?.length >= MIN_CURVE)) {
     const lines = ["Line", html`<${Lines} tensor=${tensor} rows=${rows} />`];

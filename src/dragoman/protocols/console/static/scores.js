@@ -46,7 +46,7 @@ export function Scores({ scores, names }) {
   const isFixed = !isSingle && count <= MAX_FIXED;
   const groups = rows.slice(0, showsAll ? MAX_BARS : MAX_GROUPS).map((row, i) => {
     const best = ranked(row, limit);
-    return { row, best: best[0], shown: isFixed ? row.map((_, k) => k) : best, caption: isSingle ? "" : `row ${i}` };
+    return { row, best: best[0], shown: isFixed ? row.map((_, k) => k) : best, caption: isSingle ? "" : `row ${i + 1}` };
   });
   const isCut = (!isFixed && count > limit) || rows.length > groups.length;
   const what = isSingle ? `${count} classes` : `${rows.length} rows of ${count} classes`;
