@@ -15,6 +15,9 @@ from dragoman_text.generation.vocabulary import Vocabulary
 log = logging.getLogger("dragoman.generation")
 
 _FILE = "generation_config.json"
+# A GGUF file has no defaults: these are those of llama.cpp, for which such files are made. With a temperature of 1
+# alone, answers of small quantized models do not end.
+_OF_GGUF: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _KINDS = {name: KINDS[name] for name in MODEL_DEFAULTS}
 # Rules of transformers that are not applied: they are named in the log.
 _NOT_APPLIED: Mapping[str, Any] = {
@@ -45,7 +48,12 @@ def end_tokens(folder: Path, vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def default_sampling(folder: Path) -> dict[str, Any]:
-    """Return the fields of Sampling that generation_config.json sets, as vLLM reads them; log what is not applied."""
+    """Return the fields of Sampling that generation_config.json sets, as vLLM reads them; log what is not applied.
+
+    folder: the model's, or its GGUF file, which has the defaults of llama.cpp.
+    """
+    if folder.is_file():
+        return dict(_OF_GGUF)
     config = _load(folder / _FILE)
     values: dict[str, Any] = {}
     for name in sorted(MODEL_DEFAULTS):

@@ -68,7 +68,8 @@ class EngineOptions(GrammarLimits):
     speculative_ngram: maximum number of last tokens that are searched for earlier in the text.
     draft_model: folder, relative to the model's, of a small model that drafts instead ("": search in the text).
     adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
-    generation_config: use the sampling defaults in generation_config.json, where the API leaves them to the model.
+    generation_config: use the sampling defaults in generation_config.json, or of llama.cpp for a GGUF file, where
+        the API leaves them to the model.
     sampling: sampling defaults that replace those of that file.
     chat_template: file, beside the model's, of a chat template that replaces the model's own ("": the model's own).
     adapter_folder: folder, relative to the model's, from which clients may load adapters.

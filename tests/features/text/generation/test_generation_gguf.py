@@ -159,7 +159,8 @@ async def test_completions_equal_those_of_the_original(model: LanguageModel, ori
         expected = original.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
     assert ids(await text(model, prompt, max_new_tokens=12, ignore_eos=True)) == expected[0, 14:].tolist()
     assert model.details()["end_tokens"] == [2]
-    assert model.details()["default_parameters"] == {}
+    # Those of llama.cpp: a file has none, and small models do not end with a temperature of 1.
+    assert model.details()["default_parameters"] == {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
     assert (model.details()["file_format"], model.details()["file_quantization"]) == ("gguf", "F32")
     assert model.details()["parameters"] == original.num_parameters()
 
@@ -442,11 +443,14 @@ async def test_the_settings_replace_sampling_defaults_and_the_chat_template(orig
     try:
         prompt = Chat(({"role": "user", "content": "cab"},))
         assert model.text_engine.intake.vocabulary.encode(prompt)[0] == "cab#"
-        assert model.details()["default_parameters"] == {"top_k": 1}
+        assert model.details()["default_parameters"] == {"temperature": 0.8, "top_k": 1, "top_p": 0.95, "min_p": 0.05}
     finally:
         await model.close()
     with pytest.raises(ModelFailed, match=r"parameter 'chat_template': 'b\.jinja' cannot be read"):
         load_model(tmp_path / "a.gguf", chat_template="b.jinja")
+    plain = load_model(tmp_path / "a.gguf", generation_config=False)
+    assert plain.details()["default_parameters"] == {}
+    await plain.close()
 
 
 @pytest.mark.parametrize(
