@@ -135,6 +135,9 @@ async def test_options_of_the_same_meaning(server: Server, capsys: pytest.Captur
         (["serve", "--workers=2"], "did you mean '--replicas' or '--processes'?"),
         (["serve", "--http-prot", "1"], "did you mean '--http-port'?"),
         (["bench", "--secnds", "1"], "did you mean '--seconds'?"),
+        (["chat", "--model", "m"], "MODEL is written without '--model'"),
+        (["status", "--url=http://127.0.0.1:1"], "URL is written without '--url'"),
+        (["models", "--file", "a"], "did you mean '--key-file'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

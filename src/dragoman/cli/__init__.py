@@ -120,6 +120,11 @@ class CommandParser(argparse.ArgumentParser):
             flag = next((each.partition("=")[0] for each in unknown if each.startswith("--")), "")
             known = [each for each in self._option_string_actions if each.startswith("--")]
             same = " or ".join(f"'{each}'" for each in same_meaning(flag, known))
+            # The usage without its options, whose values can have the same names.
+            positional = re.sub(r"--?[\w-]+( [A-Z]+)?", "", self.format_usage())
+            word = flag[2:].upper()
+            if word and re.search(rf"\b{re.escape(word)}\b", positional):
+                self.error(f"unrecognized arguments: {' '.join(unknown)}; {word} is written without '{flag}'")
             hint = f"; did you mean {same}?" if same else suggestion(flag, known) if flag else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found

@@ -124,7 +124,8 @@ class ServerConnection:
         try:
             yield
         except ModelNotFound as error:
-            raise ModelNotFound(error.message + self.suggestion(model)) from None
+            names_models = "; there are " in error.message  # those that answer: the text APIs name them
+            raise ModelNotFound(error.message + ("" if names_models else self.suggestion(model))) from None
 
     def suggestion(self, model: str) -> str:
         """Return `; did you mean ...` for a model that the server does not have, or its models; "" if it has it."""
