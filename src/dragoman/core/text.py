@@ -48,9 +48,18 @@ class Chat:
     @property
     def images(self) -> list[str]:
         """The files of all images, in base64."""
-        contents = [message.get("content") for message in self.messages]
-        parts = [part for content in contents if isinstance(content, list) for part in content]
-        return [part["base64"] for part in parts if part["type"] == "image"]
+        return [self.messages[i]["content"][j]["base64"] for i, j in self.image_positions]
+
+    @property
+    def image_positions(self) -> list[tuple[int, int]]:
+        """Of each image, the index of its message and that of its part."""
+        return [
+            (i, j)
+            for i, message in enumerate(self.messages)
+            if isinstance(message.get("content"), list)
+            for j, part in enumerate(message["content"])
+            if part["type"] == "image"
+        ]
 
 
 class RawPrompt(str):

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.sampling import format_value
 from dragoman.core.text import Chat
 from dragoman.system.threads import TimeLimitExceededError, run_in_time
 from dragoman_text.generation.message_forms import AS_SENT, MessageForm, adapt, probe, with_tools_as_text
@@ -40,6 +41,8 @@ _MAX_REPEATED = 1 << 28
 _NO_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "tokenize"})
 # Maximum number of templates of requests whose forms are remembered.
 _MAX_FORMS = 32
+# Roles of every chat; an API writes "system" for "developer". A template may name others, as Llama's ipython.
+_ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 # Marks around control tokens in messages, which are to be encoded as text; characters for private use.
 _START, _STOP = "\U000f0000", "\U000f0001"
 _MARKED = re.compile(f"{_START}([^{_START}{_STOP}]*){_STOP}")
@@ -136,6 +139,17 @@ def _environment() -> jinja2.Environment:
 @lru_cache(maxsize=32)
 def _compile(template: str) -> jinja2.Template:
     return _environment().from_string(template)
+
+
+@lru_cache(maxsize=32)
+def _own_roles(template: str) -> frozenset[str]:
+    """Return the texts with which a template compares something: a role that is not among them has no meaning to it."""
+    texts: set[str] = set()
+    for compare in _environment().parse(template).find_all(nodes.Compare):
+        for side in (compare.expr, *(operand.expr for operand in compare.ops)):
+            items = side.items if isinstance(side, nodes.List | nodes.Tuple) else [side]
+            texts |= {each.value for each in items if isinstance(each, nodes.Const) and isinstance(each.value, str)}
+    return frozenset(texts)
 
 
 def render(
@@ -269,8 +283,10 @@ class ChatTemplate:
         """Return the text of a conversation with these messages, in pieces between which no token may begin or end
         elsewhere: those that are a `Piece` are encoded as text.
 
-        Raises InvalidInput if the template rejects the messages.
+        Raises InvalidInput if the template rejects the messages, or a role is neither common nor one that it names.
         """
+        if not chat.template:
+            self._check_roles(messages, has_tools=bool(chat.tools))
         reserved = sorted(_NO_VARIABLES & chat.options.keys())
         if reserved:
             raise InvalidInput(f"chat_template_kwargs: expected variables of the template, got {', '.join(reserved)}")
@@ -303,6 +319,14 @@ class ChatTemplate:
                 raise InvalidInput(f"chat_template: it rejects these messages: {error}") from error
             raise InvalidInput(f"messages: the model's chat template rejects them: {error}") from error
         return _split(text) if self._control_tokens is not None else (text,)
+
+    def _check_roles(self, messages: Sequence[Message], *, has_tools: bool) -> None:
+        """Raise InvalidInput for an unknown role: many templates would write it into the prompt, or leave it out."""
+        for i, message in enumerate(messages):
+            role = message["role"]
+            if role not in _ROLES and role not in _own_roles(self._named(has_tools=has_tools)):
+                known = f"{', '.join(_ROLES)}, or a role that the model's chat template names"
+                raise InvalidInput(f"`messages[{i}].role` must be {known}; got {format_value(role)}")
 
     def _named(self, *, has_tools: bool) -> str:
         name = "tool_use" if has_tools and "tool_use" in self._templates else "default"

@@ -299,7 +299,10 @@ class Vocabulary:
         if not (self.template or prompt.template):
             raise InvalidInput("messages: this model has no chat template; send a plain prompt")
         if self.vision is None and prompt.images:
-            raise InvalidInput("images: this model has no vision; send text alone")
+            at, part = prompt.image_positions[0]
+            raise InvalidInput(
+                f"`messages[{at}].content[{part}]` is an image: this model has no vision; send text alone"
+            )
         messages = prompt.messages if self.vision is None else self.vision.messages(prompt)
         return self.template.pieces(prompt, messages)
 

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import pytest
 
 from cli.terminals import Terminal
 from dragoman.core.errors import InvalidInput
+from dragoman.core.text import Sampling
 from dragoman_demo import language_model
 from e2e.server_process import ServerProcess, free_ports
 
@@ -187,6 +189,14 @@ def test_the_first_chat_is_a_sentence() -> None:
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
         message = server.request("POST", "/v1/chat/completions", body)[1]["choices"][0]["message"]
         assert message["content"].startswith("Hello! How can I ")
+
+
+def test_an_answer_that_repeats_itself_ends() -> None:
+    config = pytest.importorskip("dragoman_text.generation.generation_config")
+    settings = tomllib.loads((Path(language_model.__file__).parent / "smollm2" / "dragoman.toml").read_text())
+    defaults = config.stated_sampling(settings["model"]["parameters"]["sampling"])
+    sampling = Sampling(model_defaults=frozenset(defaults))
+    assert config.apply_defaults(sampling, defaults).max_new_tokens == 512
 
 
 def test_json(tmp_path: Path) -> None:

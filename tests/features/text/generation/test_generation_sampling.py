@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -259,8 +260,11 @@ async def test_chats_and_truncation(llama: LanguageModel, reference: Reference) 
     prompt = result.prompts[0].text
     assert prompt == '<|start|><|system|>Tools: [{"name": "f"}]\n<|user|>hi\n<|assistant|>'
     assert result.prompts[0].tokens == len(reference.tokenizer(prompt, add_special_tokens=False).input_ids)
-    with pytest.raises(InvalidInput, match="unknown role robot"):
-        await generation(llama, Chat(({"role": "robot", "content": ""},)), max_new_tokens=3)
+    known = "developer, system, user, assistant, tool, function, or a role that the model's chat template names"
+    with pytest.raises(InvalidInput, match=rf'^`messages\[1\]\.role` must be {known}; got "usr"$'):
+        await generation(llama, replace(chat, messages=(*chat.messages, {"role": "usr", "content": "a"})))
+    with pytest.raises(InvalidInput, match="unknown role function"):
+        await generation(llama, Chat(({"role": "function", "content": ""},)), max_new_tokens=3)
     tokens = tuple(reference.tokenizer(prompts(1)[0]).input_ids)
     stopped = await generation(llama, tokens, max_new_tokens=6, truncate=5)
     assert stopped.prompts[0].tokens == 5

@@ -294,5 +294,5 @@ def test_a_model_whose_images_are_not_those_of_transformers_is_rejected(
 
 
 async def test_images_for_a_model_without_vision(llama: LanguageModel) -> None:
-    with pytest.raises(InvalidInput, match="images: this model has no vision; send text alone"):
+    with pytest.raises(InvalidInput, match=r"^`messages\[0\]\.content\[1\]` is an image: this model has no vision"):
         await text(llama, chat("look ", part(image(0))))

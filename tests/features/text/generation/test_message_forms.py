@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman import errors
+from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Chat, PartsText
 from dragoman_text.generation.chat_template import ChatTemplate, Piece
 from dragoman_text.generation.message_forms import MessageForm, adapt, probe, with_tools_as_text
@@ -49,6 +50,24 @@ def prompt(source: str | Mapping[str, str], messages: Sequence[Mapping[str, Any]
 
 
 # --- tool calls: a template is a few lines for each role ----------------------------------------------------
+
+
+@pytest.mark.parametrize("named", ["{{ m['role'] == 'ipython' }}", "{% if m.role in ['user', 'ipython'] %}{% endif %}"])
+def test_a_template_takes_the_common_roles_and_those_that_it_names(named: str) -> None:
+    template = ChatTemplate("{% for m in messages %}" + named + "{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {})
+
+    def pieces(role: str, source: str = "") -> str:
+        messages = ({"role": "user", "content": "a"}, {"role": role, "content": "b"})
+        return "".join(template.pieces(Chat(messages, template=source), messages))
+
+    for role in ("system", "user", "assistant", "function", "ipython"):
+        assert pieces(role).endswith(f"{role}: b\n")
+    for role in ("usr", "role", "User", "content", ""):
+        with pytest.raises(
+            InvalidInput, match=r"^`messages\[1\]\.role` must be developer, system, user, assistant, tool"
+        ):
+            pieces(role)
+    assert pieces("usr", "{{ messages[1].role }}") == "usr"  # the author of a request's template decides
 
 
 def template(
