@@ -11,6 +11,10 @@ def test_the_first_screen_fits() -> None:
     assert len(README.splitlines()) <= 160
 
 
+def test_the_first_screen_has_the_command_for_a_smaller_pytorch() -> None:
+    assert "`pip install torch --index-url https://download.pytorch.org/whl/cpu`" in FIRST
+
+
 def test_the_first_screen_says_when_to_stay_with_what_one_uses() -> None:
     rows = [line.strip("| ").split(" | ") for line in FIRST.splitlines() if line.startswith("| ")]
     assert rows[0] == ["if you use", "you get here", "stay with it"]
