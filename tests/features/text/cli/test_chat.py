@@ -27,11 +27,12 @@ class ChatServer:
     def __init__(self) -> None:
         self.url = ""
         self.bodies: list[dict[str, Any]] = []
+        self.ids = ["small", "large"]
 
     async def respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         if "/v1/chat/completions" not in head:
-            models = [{"id": "small"}, {"id": "large"}, {"id": "small:pirate", "parent": "small"}]
+            models = [{"id": each} for each in self.ids] + [{"id": "small:pirate", "parent": "small"}]
             await self._send(writer, json.dumps({"data": models}).encode())
             return
         length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
@@ -42,6 +43,10 @@ class ChatServer:
         text = content if isinstance(content, str) else content[-1]["text"]
         if text == "fail":
             await self._send(writer, _event({"error": {"message": "out of ink"}}))
+            return
+        if text == "gone":
+            message = json.dumps({"error": {"message": "unknown model 'small'; there are large"}}).encode()
+            await self._send(writer, message, "404 Not Found")
             return
         answer = MARKDOWN if text == "markdown" else f"re: {text}"
         chunks = [answer[i : i + 3] for i in range(0, len(answer), 3)]
@@ -55,8 +60,8 @@ class ChatServer:
         writer.close()
 
     @staticmethod
-    async def _send(writer: asyncio.StreamWriter, body: bytes) -> None:
-        writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+    async def _send(writer: asyncio.StreamWriter, body: bytes, status: str = "200 OK") -> None:
+        writer.write(f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         writer.close()
 
 
@@ -143,6 +148,14 @@ async def test_commands(tmp_path: Path) -> None:
         assert contents(server) == [("user", "four")]
         chat.terminal.send("/exit")
         assert await asyncio.to_thread(chat.terminal.wait_for_exit) == 0
+
+
+async def test_an_error_that_names_the_models_is_shown_as_it_is(tmp_path: Path) -> None:
+    async with chatting(tmp_path) as (chat, server):
+        server.ids = ["iris", "large"]  # the model is unloaded
+        shown = await chat.send("gone", "unknown model 'small'; there are large")
+        assert "expected" not in shown
+        assert "did you mean" not in shown
 
 
 async def test_files(tmp_path: Path) -> None:
