@@ -16,7 +16,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, RobustScaler, StandardScaler
 from sklearn.svm import SVC
 
 from dragoman.core.calls import Infer
@@ -207,3 +207,7 @@ def test_the_example_has_means_that_a_person_reads(tmp_path: Path) -> None:
     columns = ColumnTransformer([("text", OneHotEncoder(), ["town"]), ("numbers", imputed, ["area", "year"])])
     model = _load(make_pipeline(columns, LogisticRegression()).fit(frame, [0, 1, 1]), tmp_path)
     assert model.example_inputs() == {"town": ["a"], "area": [52.67], "year": [2001.0]}
+    rows = frame[["area", "year"]]
+    for scaler, means in ((StandardScaler(), [52.67, 2001.0]), (RobustScaler(), [47.0, 2001.0])):
+        model = _load(make_pipeline(scaler, LogisticRegression()).fit(rows, [0, 1, 1]), tmp_path)
+        assert np.array(dict(model.example_inputs() or {})["input"]).tolist() == [means]

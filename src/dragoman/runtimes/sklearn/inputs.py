@@ -207,12 +207,15 @@ def _positions(columns: Any, names: tuple[str, ...] | None, count: int) -> list[
 
 def _samples(transformer: Any, count: int) -> list[Sample]:
     """Return a sample value of each column of a transformer, from its fitted attributes."""
-    for step in [s for _, s in getattr(transformer, "steps", ())] or [transformer]:
+    for i, step in enumerate([s for _, s in getattr(transformer, "steps", ())] or [transformer]):
         if hasattr(step, "build_analyzer"):
             return ["a"] * count
         learned = getattr(step, "categories_", None)
-        if learned is None and getattr(step, "statistics_", None) is not None:
-            learned = [[_rounded(value)] for value in step.statistics_]
+        means: Any = getattr(step, "statistics_", None)
+        if means is None and i == 0:  # of a scaler; a later one does not have the columns themselves
+            means = getattr(step, "mean_", getattr(step, "center_", None))
+        if learned is None and means is not None and np.ndim(means) == 1:
+            learned = [[_rounded(value)] for value in means]
         if learned is not None and len(learned) == count:
             return [_sample(values) for values in learned]
     return [0.0] * count
