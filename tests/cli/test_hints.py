@@ -46,7 +46,6 @@ async def run(*arguments: str) -> int:
         ["infer", "grpc://GRPC", "Iriss", "1,2,3,4"],
         ["models", "URL", "Iriss"],
         ["status", "URL", "Iriss"],
-        ["chat", "URL", "Iriss", "--message", "x"],
         ["bench", "URL", "Iriss", "--seconds", "0.1"],
         ["bench", "URL", "Iriss", "--protocol", "openai-chat", "--seconds", "0.1"],
     ],
