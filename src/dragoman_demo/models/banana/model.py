@@ -13,7 +13,7 @@ def gradient(x: Array, *, bend: float = 0.5) -> Array:
     return np.array([2 * bend * x[0] * away - x[0] / 4, -away])
 
 
-@dragoman.vector_function(inputs={"x": 2}, outputs={"log_density": 1}, gradient=gradient, at=[[2, 1]], vectorised=True)
+@dragoman.vector_function(inputs={"x": 2}, outputs={"log_density": 1}, gradient=gradient, at=[[0, 0]], vectorised=True)
 def banana(x: Array, *, bend: float = 0.5) -> Array:
     """Log density in the shape of a banana, with its gradient."""
     away = x[..., 1:] - bend * (x[..., :1] ** 2 - 4)
