@@ -13,9 +13,10 @@ import pytest
 
 import dragoman
 from cli.terminals import Terminal
-from dragoman import Infer, Server, TensorSpec
+from dragoman import Infer, Server, Tensor, TensorSpec
 from dragoman.cli.first_requests import first_requests
 from dragoman.cli.startup import startup_table
+from dragoman.core.calls import Embed, Embedded
 from e2e.server_process import MODELS, free_ports
 from text_server import ReverseModel
 
@@ -66,6 +67,23 @@ async def test_the_first_request_for_each_kind_of_model_runs_as_printed() -> Non
     assert '"chat.completion"' in next(o for c, o in zip(commands, outputs, strict=True) if "/v1/chat" in c)
     assert '"output":[[0.0]]' in next(o for c, o in zip(commands, outputs, strict=True) if "/Evaluate" in c)
     assert '"data":[0,0]' in next(o for c, o in zip(commands, outputs, strict=True) if "/v2/models" in c)
+
+
+class Encoder(Half):
+    """Embeds texts; its tensors are not what a person tries first."""
+
+    def embed(self, call: Embed) -> Embedded:
+        return Embedded(Tensor.of(np.full((len(call.inputs), 2), 0.5, np.float32)), 1)
+
+
+async def test_a_model_of_embeddings_is_tried_with_a_text() -> None:
+    async with Server(Encoder, http_port=0, grpc_port=-1) as server:
+        (command,) = first_requests(server)
+        assert command == f"""curl {server.http_url}/v1/embeddings -d '{{"model": "Encoder", "input": "Hello"}}'"""
+        assert '"embedding":[0.5,0.5]' in await run_command(command)
+    async with Server(Encoder, http_port=0, grpc_port=-1, protocols="oip_rest") as server:
+        (command,) = first_requests(server)
+        assert "/v2/models/Encoder/infer" in command
 
 
 class Picture(Half):

@@ -1,11 +1,11 @@
-"""The first request to try for each kind of model that a server has: chat, simulator, tensors."""
+"""The first request to try for each kind of model that a server has: text, embeddings, simulator, tensors."""
 
 import json
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from dragoman.core.calls import Generate, Infer, ModelDescription, SignatureFor
+from dragoman.core.calls import Embed, Generate, Infer, ModelDescription, SignatureFor
 from dragoman.core.examples import model_example
 from dragoman.core.options import split_list
 from dragoman.engine.deployment import Deployment
@@ -34,7 +34,8 @@ def first_requests(server: Server) -> Iterator[str]:
 
 def _kind(deployment: Deployment) -> str:
     calls = deployment.loaded.calls
-    return "text" if Generate in calls else "simulator" if SignatureFor in calls else "tensors"
+    kinds = {Generate: "text", Embed: "embeddings", SignatureFor: "simulator"}
+    return next((kind for call, kind in kinds.items() if call in calls), "tensors")
 
 
 def _command(server: Server, deployment: Deployment, kind: str) -> str:
@@ -48,6 +49,8 @@ def _command(server: Server, deployment: Deployment, kind: str) -> str:
             message = {"role": "user", "content": "Hello"}
             return _curl(server, "/v1/chat/completions", {"model": name, "messages": [message]})
         return _curl(server, "/v1/completions", {"model": name, "prompt": "Hello", "max_tokens": 32})
+    if kind == "embeddings" and "openai" in protocols:
+        return _curl(server, "/v1/embeddings", {"model": name, "input": "Hello"})
     if kind == "simulator" and "umbridge" in protocols:
         return _curl(server, "/Evaluate", {"name": name, "input": _point(model)})
     if Infer not in loaded.calls:
