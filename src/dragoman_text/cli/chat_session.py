@@ -5,15 +5,16 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from dragoman.cli.connection import ServerConnection
 from dragoman.cli.terminal import colour_text, printable
 from dragoman.core.documents import parse_json
-from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, ModelNotFound
 
 _PICTURE_TYPES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
 
@@ -32,6 +33,20 @@ def read_models(connection: ServerConnection) -> list[tuple[str, bool]]:
     if not models:
         raise ModelNotFound(f"{connection.url} has no language model")
     return models
+
+
+def read_defaults(connection: ServerConnection, model: str) -> dict[str, float]:
+    """Return the model's own default for each setting that has one, by the names of the OpenAI API.
+
+    Empty if the server does not say, as one that is no Dragoman or whose key only infers.
+    """
+    with suppress(DragomanError, ValueError, LookupError, TypeError, AttributeError):
+        with connection.open(f"/v2/models/{quote(model, safe='')}") as response:
+            defaults = parse_json(response.read())["details"]["default_parameters"]
+        names = {"max_new_tokens": "max_tokens"}
+        numbers = {key: value for key, value in defaults.items() if type(value) in (int, float)}
+        return {names.get(key, key): value for key, value in numbers.items()}
+    return {}
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dragoman.cli.output_files import write_file
 from dragoman.cli.terminal import colour_text, is_interactive, printable
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.options import suggestion
-from dragoman_text.cli.chat_session import ChatSession, PlainWriter, Writer, print_answer, read_models
+from dragoman_text.cli.chat_session import ChatSession, PlainWriter, Writer, print_answer, read_defaults, read_models
 
 _QUOTES = '"""'
 _MAX_HISTORY = 1000
@@ -140,8 +140,10 @@ class Conversation:
         name, _, value = text.partition(" ")
         name = name.replace("-", "_")
         if not name:
+            defaults = read_defaults(self._chat.connection, self._chat.model)
             for each in _SETTINGS:
-                print(f"  {each:<20}{options.get(each, _dim('(default of the server)'))}")
+                default = f"({f'{defaults[each]}, ' if each in defaults else ''}default of the server)"
+                print(f"  {each:<20}{options.get(each, _dim(default))}")
             return
         if name not in _SETTINGS:
             raise InvalidInput(f"unknown setting '{name}'{suggestion(name, _SETTINGS) or '; /set lists them'}")

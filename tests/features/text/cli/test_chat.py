@@ -31,6 +31,12 @@ class ChatServer:
 
     async def respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        if " /v2/models/" in head:
+            known = " /v2/models/small " in head
+            values = {"temperature": 0.6, "top_p": "\x1b[31m", "max_new_tokens": 512}
+            body = json.dumps({"name": "small", "details": {"default_parameters": values}}).encode()
+            await self._send(writer, body if known else b"{}", "200 OK" if known else "404 Not Found")
+            return
         if "/v1/chat/completions" not in head:
             models = [{"id": each} for each in self.ids] + [{"id": "small:pirate", "parent": "small"}]
             await self._send(writer, json.dumps({"data": models}).encode())
@@ -115,6 +121,8 @@ def contents(server: ChatServer) -> list[tuple[str, Any]]:
 
 async def test_commands(tmp_path: Path) -> None:
     async with chatting(tmp_path, "--system", "short") as (chat, server):
+        shown = await chat.send("/set", r"temperature +\(0.6, default of the server\)")
+        assert re.search(r"  top_p +\(default of the server\)\n  max_tokens +\(512, default of the server\)\n", shown)
         for word in ("/help", "/?"):
             shown = await chat.send(word, "Ctrl-C +stops an answer")
             assert all(
@@ -139,6 +147,8 @@ async def test_commands(tmp_path: Path) -> None:
         await chat.send("/model lrge", "has no language model 'lrge'; did you mean 'large'")
         await chat.send("/model", r"\* small\n  large")
         await chat.send("/model large", r"\(large\)")
+        await chat.send("/set max_tokens", "max_tokens: default of the server")
+        await chat.send("/set", r"max_tokens +\(default of the server\)")  # the server does not say
         await chat.send("fail", "dragoman: out of ink")
         await chat.send("three", "re: three")
         assert server.bodies[-1]["model"] == "large"
