@@ -1,6 +1,7 @@
 """The chat of the console in a real browser."""
 
 import base64
+import io
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -531,6 +532,26 @@ def function_with_a_long_name(argument, another_argument, a_third_argument):  # 
     return "text" + 'text' * 20
 ```
 """
+
+
+async def test_long_lines_of_code_show_at_which_edge_they_go_on(browser: Browser) -> None:
+    image = pytest.importorskip("PIL.Image")
+    await browser.page.set_viewport_size(PHONE)
+    await ask(browser, f"```\n{'long ' * 30}\n```", "long")
+    code = browser.page.locator(".code-block pre")
+
+    async def edges() -> list[tuple[int, ...]]:
+        """Return the colours of the empty strip above the text: at its left edge, middle and right edge."""
+        picture = image.open(io.BytesIO(await code.screenshot())).convert("RGB")
+        return [picture.getpixel((x, 4)) for x in (3, picture.width // 2, picture.width - 4)]
+
+    left, middle, right = await edges()
+    assert left == middle
+    assert sum(right) < sum(middle) - 60
+    await code.evaluate("each => { each.scrollLeft = each.scrollWidth; }")
+    left, middle, right = await edges()
+    assert sum(left) < sum(middle) - 60
+    assert middle == right
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
