@@ -50,7 +50,29 @@ class Files(dragoman.Model):
         return {"sum": np.array([zlib.crc32(each) for each in call.inputs["file"].data])}
 
 
+def seen(name: str, *shapes: tuple[int, ...]) -> type[dragoman.Model]:
+    """Return a class of models whose outputs, of these shapes, are the pixels of a picture of 4 x 4."""
+    names = [f"y{i}" for i in range(len(shapes))]
+
+    class Seen(dragoman.Model):
+        placement = "inline"
+        inputs = (TensorSpec("x", UINT8, (-1, 4, 4, 3)),)
+        outputs = tuple(TensorSpec(each, UINT8, shape) for each, shape in zip(names, shapes, strict=True))
+
+        def infer(self, call: Infer) -> dict[str, Any]:
+            pixels = np.asarray(call.inputs["x"].data)
+            return {each: pixels.reshape(shape) for each, shape in zip(names, shapes, strict=True)}
+
+    Seen.__name__ = Seen.__qualname__ = name
+    return Seen
+
+
 MODELS = (
+    seen("classes", (-1, 48)),
+    seen("columns", (-1, 48, 1, 1)),
+    seen("boxes", (-1, 16, 3)),
+    seen("corners", (-1, 4), (-1,)),
+    seen("planes", (-1, 4, 4, 3)),
     echo("fixed", TensorSpec("x", FP32, (-1, 3, 6, 8))),
     echo("last", TensorSpec("x", UINT8, (-1, 4, 4, 3))),
     echo("signed", TensorSpec("x", INT8, (4, 4, 1))),
@@ -120,7 +142,7 @@ async def test_a_picture_gets_size_layout_and_scale_of_the_signature(
     small = np.asarray(Image.fromarray(PIXELS).resize((4, 4), Image.Resampling.BILINEAR))
     found, notes = await infer(capsys, server, "last", "x=p.png")
     np.testing.assert_array_equal(found["x"][0], small)
-    assert notes == "p.png: 8x6 to 4x4, values 0..255, NHWC\n"
+    assert notes == "p.png: 8x6 to 4x4 stretched, values 0..255, NHWC\n"
     grey = np.asarray(Image.fromarray(PIXELS).convert("L").resize((4, 4), Image.Resampling.BILINEAR))
     np.testing.assert_array_equal(await one(capsys, server, "signed", "p.png"), grey[..., None].astype(int) - 128)
     exact = np.asarray(Image.fromarray(PIXELS).convert("L"))[None, None] / np.float32(255)
@@ -166,6 +188,34 @@ async def test_free_sizes(server: Server, capsys: pytest.CaptureFixture[str]) ->
     expected = ImageOps.pad(Image.fromarray(PIXELS), (16, 16), Image.Resampling.BILINEAR, color=(114, 114, 114))
     np.testing.assert_array_equal(found["x"][0], np.asarray(expected).transpose(2, 0, 1))
     assert "to 16x16 with borders" in notes
+
+
+@pytest.mark.parametrize(
+    ("words", "fit"),
+    [
+        (["classes"], "crop"),
+        (["columns"], "crop"),
+        (["boxes"], "letterbox"),
+        (["corners"], "letterbox"),
+        (["planes"], "stretch"),
+        (["classes", "--fit", "stretch"], "stretch"),
+        (["classes", "--letterbox"], "letterbox"),
+        (["boxes", "--fit", "crop"], "crop"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+async def test_a_picture_fits_as_the_outputs_need(
+    server: Server, words: list[str], fit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, size, smooth = Image.fromarray(PIXELS), (4, 4), Image.Resampling.BILINEAR
+    expected, note = {
+        "crop": (ImageOps.fit(image, size, smooth), "cut to the middle"),
+        "letterbox": (ImageOps.pad(image, size, smooth, color=(114, 114, 114)), "with borders"),
+        "stretch": (image.resize(size, smooth), "stretched"),
+    }[fit]
+    found, notes = await infer(capsys, server, words[0], "p.png", *words[1:])
+    np.testing.assert_array_equal(found["y0"].reshape(4, 4, 3), np.asarray(expected))
+    assert notes == f"p.png: 8x6 to 4x4 {note}, values 0..255, NHWC\n"
 
 
 async def test_a_model_that_takes_files(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

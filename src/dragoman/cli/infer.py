@@ -30,7 +30,7 @@ examples:
   dragoman infer http://127.0.0.1:8080 iris X=5.1,3.5,1.4,0.2
   dragoman infer grpc://127.0.0.1:8081 iris --data flowers.csv --output label --json
   dragoman infer http://127.0.0.1:8080 iris X=flowers.csv:sepal_length,sepal_width,petal_length,petal_width
-  dragoman infer http://127.0.0.1:8080 yolo photo.jpg --resize 640x640 --letterbox
+  dragoman infer http://127.0.0.1:8080 yolo photo.jpg --resize 640x640
   dragoman infer http://127.0.0.1:8080 vad speech.wav --sample-rate 16000
   dragoman infer http://127.0.0.1:8080 iris --data flowers.csv --format csv > labels.csv
   dragoman infer http://127.0.0.1:8080 iris              shows the inputs of the model
@@ -67,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser, timeout_s=60.0)
     add = parser.add_argument_group("pictures and sounds").add_argument
     add("--resize", default="", metavar="WxH", help="size in pixels (default: that of the input or the example)")
-    add("--letterbox", action="store_true", help="keep the proportions, with grey borders")
+    fits = ("stretch", "letterbox", "crop")
+    add("--fit", choices=fits, default="", help="to that size (default: crop for classifiers, letterbox for detectors)")
+    add("--letterbox", action="store_const", dest="fit", const="letterbox", help="the same as --fit letterbox")
     add("--scale", default="", metavar="RANGE", help="LOW..HIGH, or imagenet (default: 0..1 for floats, else 0..255)")
     add("--layout", choices=("nchw", "nhwc"), default="", help="order of axes (default: where the channels are)")
     add("--sample-rate", type=int, default=0, metavar="HZ", help="rate of a sound (default: that of the file)")
@@ -92,11 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
             return 2
         media = Media(
             arguments.resize,
-            arguments.letterbox,
+            arguments.fit,
             arguments.scale,
             arguments.layout,
             arguments.sample_rate,
             about.example_shape,
+            signature.outputs,
         )
         inputs = parse_inputs(arguments.values, arguments.data, signature, media)
         for note in media.notes:

@@ -6,7 +6,7 @@ of the model. What was chosen is noted, for the user to see.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +23,12 @@ PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SOUND_SUFFIXES = (".wav",)
 MEDIA_SUFFIXES = (*PICTURE_SUFFIXES, *SOUND_SUFFIXES)
 _CHANNELS = (1, 3, 4)
+Fit = Literal["stretch", "letterbox", "crop"]
 # Sizes of a picture for free axes: those of the example unless it is tiny, else multiples, as most networks need them.
 _LEAST_EXAMPLE, _MULTIPLE = 64, 32
 _MAX_PIXELS = 1 << 14  # of a side
 _IMAGENET = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_HOW = {"stretch": " stretched", "letterbox": " with borders", "crop": " cut to the middle"}
 _RANGE = re.compile(r"(-?[0-9.]+)\.\.(-?[0-9.]+)")
 # Names of inputs that take the rate of a sound.
 _RATE_NAMES = ("sr", "rate", "sample_rate", "sampling_rate")
@@ -38,14 +40,16 @@ class Media:
 
     resize: as `640` or `640x480` (width x height). scale: as `0..1` or `imagenet`. layout: nchw or nhwc. All "" and
     sample_rate 0 if not given. example_shape: returns the shape of an input in the example of the model, () if unknown.
+    fit: how a picture of another shape gets the size, "" for what suits `outputs`, those that the model declares.
     """
 
     resize: str = ""
-    letterbox: bool = False
+    fit: Fit | Literal[""] = ""
     scale: str = ""
     layout: str = ""
     sample_rate: int = 0
     example_shape: Callable[[str], tuple[int, ...]] = lambda _: ()
+    outputs: Sequence[TensorSpec] = ()
     notes: list[str] = field(default_factory=list)
     rate: int = 0  # of the sounds that were read
 
@@ -79,7 +83,7 @@ class Media:
         return found
 
     def _check_unused(self, spec: TensorSpec) -> None:
-        options = {"--resize": self.resize, "--letterbox": self.letterbox, "--scale": self.scale}
+        options: dict[str, object] = {"--resize": self.resize, "--fit": self.fit, "--scale": self.scale}
         options |= {"--layout": self.layout, "--sample-rate": self.sample_rate}
         if given := next((name for name, value in options.items() if value), ""):
             raise InvalidInput(f"{given}: the model decodes files itself, as input '{spec.name}' of bytes")
@@ -89,18 +93,17 @@ class Media:
     def _picture(self, path: str, content: bytes, spec: TensorSpec) -> Array:
         from dragoman.client.pictures import picture
 
-        layout, channels, height, width = self._axes(spec)
+        layout, channels, height, width, is_free = self._axes(spec)
         own = _picture_size(path, content)
         size = self._size(own, height, width)
         options, scale = self._scale_options(spec, channels)
-        fit: Literal["stretch", "letterbox"] = "letterbox" if self.letterbox else "stretch"
-        if not (self.resize or height > 0 or width > 0) and size != own:
-            fit = "letterbox"
+        fit = self.fit or _default_fit(self.outputs, is_free=is_free)
         try:
             pixels = picture(content, size=size, layout=layout, channels=channels, fit=fit, **options)
         except InvalidInput as error:
             raise InvalidInput(f"'{path}': {error.message}") from error
-        how = "" if size == own else f" to {size[1]}x{size[0]}{' with borders' if fit == 'letterbox' else ''}"
+        is_similar = abs(own[0] * size[1] - own[1] * size[0]) <= max(own) / 2  # but for rounding to pixels
+        how = "" if size == own else f" to {size[1]}x{size[0]}{'' if is_similar else _HOW[fit]}"
         self.notes.append(f"{path}: {own[1]}x{own[0]}{how}, values {scale}, {layout}")
         pixels = _as_type(pixels, spec)
         shape = spec.shape or ()
@@ -108,13 +111,13 @@ class Media:
             return pixels.reshape(1, -1)
         return pixels[0] if len(shape) == 3 else pixels
 
-    def _axes(self, spec: TensorSpec) -> tuple[Literal["NCHW", "NHWC"], int, int, int]:
-        """Return layout, channels, height and width of an input; -1 for a free size."""
+    def _axes(self, spec: TensorSpec) -> tuple[Literal["NCHW", "NHWC"], int, int, int, bool]:
+        """Return layout, channels, height and width of an input, -1 for a free size, and whether both are free."""
         shape = tuple(spec.shape or ())
         example = self.example_shape(spec.name)
         if len(shape) == 2 and math.isqrt(max(0, shape[1])) ** 2 == shape[1] > 1:  # rows of pixels
             side = math.isqrt(shape[1])
-            return "NCHW", 1, side, side
+            return "NCHW", 1, side, side, False
         if len(shape) not in (3, 4):
             shown = "no shape" if spec.shape is None else str(list(shape))
             raise InvalidInput(f"a picture needs an input [N,C,H,W], [N,H,W,C] or [N, pixels of a square], got {shown}")
@@ -131,9 +134,10 @@ class Media:
         if channels not in _CHANNELS:
             raise InvalidInput(f"--layout: expected 1, 3 or 4 channels, and as {layout} {list(shape)} has {channels}")
         height, width = inner[at[1]], inner[at[2]]
-        if height < 0 and width < 0 and not self.resize and min(known[at[1]], known[at[2]]) >= _LEAST_EXAMPLE:
+        is_free = height < 0 and width < 0
+        if is_free and not self.resize and min(known[at[1]], known[at[2]]) >= _LEAST_EXAMPLE:
             height, width = known[at[1]], known[at[2]]
-        return layout, channels, height, width
+        return layout, channels, height, width, is_free
 
     def _size(self, own: tuple[int, int], height: int, width: int) -> tuple[int, int]:
         """Return height and width for a picture, whose own ones are given, and for an input."""
@@ -266,3 +270,17 @@ def _fits(value: float, spec: TensorSpec) -> bool:
 
 def _size(array: Array) -> str:
     return "x".join(map(str, array.shape[1:]))
+
+
+def _default_fit(outputs: Sequence[TensorSpec], *, is_free: bool) -> Fit:
+    """Return the fit that the console proposes too (firstSettings in photos.js), because scores depend on it."""
+    shapes = [tuple(spec.shape or ()) for spec in outputs]
+    has_boxes = any(len(shape) == 3 or (len(shape) == 2 and shape[1] == 4) for shape in shapes)
+    if shapes and not (len(shapes) > 1 and has_boxes) and all(map(_is_classes, shapes)):
+        return "crop"
+    return "letterbox" if is_free or has_boxes else "stretch"
+
+
+def _is_classes(shape: tuple[int, ...]) -> bool:
+    """Return whether an output has scores of classes, or a number, for each picture."""
+    return len(shape) == 1 or (len(shape) > 1 and shape[1] != 1 and all(length == 1 for length in shape[2:]))
