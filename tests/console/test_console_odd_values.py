@@ -1,10 +1,12 @@
 """Values and errors that are rare, in a real browser: none is shown as something else, and no page stays empty."""
 
 import asyncio
+import functools
 import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,6 +171,18 @@ async def test_snippets_of_rare_values_run_as_pasted(browser: Browser) -> None:
         command = [*start, await code.inner_text()]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
         assert expected in done.stdout, done.stderr
+
+
+async def test_the_code_for_a_photo_reads_a_file(browser: Browser, tmp_path: Path) -> None:
+    await browser.open("/#/models/Finder", "Code")
+    await browser.press("Python")
+    code = await browser.page.locator("pre.code").inner_text()
+    assert 'picture("photo.jpg", size=(64, 64), fit="letterbox", scale=1 / 255)' in code
+    (tmp_path / "photo.jpg").write_bytes(png(20, 10, lambda x, y: (x, y, 0)))  # Pillow looks at the content
+    command = [sys.executable, "-c", code]
+    execute = functools.partial(subprocess.run, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    done = await asyncio.to_thread(execute, command)
+    assert "boxes [[ 0. 16. 32. 48.]]" in done.stdout, done.stderr
 
 
 async def test_a_photo_for_a_detector_is_in_a_letterbox(browser: Browser) -> None:

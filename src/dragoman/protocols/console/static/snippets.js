@@ -1,13 +1,15 @@
 // Code that calls a model, for the clients that people have; it runs as it is.
 import { modelPath, root, storedKey } from "./api.js";
 import { html, useState } from "./html.js";
-import { takesPictures } from "./images.js";
+import { channelsOf, pictureAxes, takesPictures } from "./images.js";
+import { AS_IS, CROP, LETTERBOX, STRETCH, firstSettings } from "./photos.js";
 
 const NUMPY = {
   BOOL: "bool", UINT8: "uint8", UINT16: "uint16", UINT32: "uint32", UINT64: "uint64", INT8: "int8", INT16: "int16",
   INT32: "int32", INT64: "int64", FP16: "float16", FP32: "float32", FP64: "float64", BYTES: "object",
 };
 const MAX_WRITTEN = 64;
+const FITS = { [LETTERBOX]: ', fit="letterbox"', [CROP]: ', fit="crop"', [STRETCH]: "", [AS_IS]: "" };
 
 export const quote = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
 const word = (text) => (/^[\w:/.,%-]+$/.test(text) ? text : quote(text)); // of a shell
@@ -48,31 +50,51 @@ function lines({ inputs, ...others }) {
 
 const isColumn = ({ shape, parameters }) => shape[0] === -1 && (shape.length === 1 || (shape.length === 2 && shape[1] === 1)) && !parameters?.any_rank;
 
+const isPhoto = (inputs) => inputs.length === 1 && takesPictures({ ...inputs[0], anyRank: inputs[0].parameters?.any_rank === true });
+
+// An expression for a photo as the only input, sent as the form does at first; null for inputs of another kind.
+function photo({ metadata: { inputs = [], outputs = [] }, shapes, canInfer }) {
+  if (!canInfer || !isPhoto(inputs) || !["FP32", "UINT8"].includes(inputs[0].datatype)) return null;
+  if (inputs[0].shape.length !== 4 || inputs[0].shape[0] > 1) return null;
+  const { layout, width, height, fit, scale } = firstSettings(inputs[0], shapes[inputs[0].name] ?? null, outputs);
+  const axes = pictureAxes(inputs[0].shape, layout);
+  const channels = channelsOf(inputs[0].shape, axes);
+  if (axes.channel < 0) return null;
+  const size = fit === AS_IS ? "" : `, size=(${height}, ${width})${FITS[fit]}`;
+  const form = `${layout === "NHWC" ? ', layout="NHWC"' : ""}${channels === 1 || channels === 4 ? `, channels=${channels}` : ""}`;
+  const isImagenet = scale.startsWith("ImageNet") && channels === 3;
+  const values = scale === "0 to 255" ? "" : `, scale=1 / 255${isImagenet ? ", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)" : ""}`;
+  return `picture("photo.jpg"${size}${form}${values})`;
+}
+
 // A command with a file of the reader's, if the inputs are a picture or the columns of a table.
 function command({ name, version, model, url }) {
   const { inputs } = model.metadata;
-  const isPhoto = inputs.length === 1 && takesPictures({ ...inputs[0], anyRank: inputs[0].parameters?.any_rank === true });
-  const value = isPhoto ? "photo.jpg" : inputs.length > 1 && inputs.every(isColumn) ? "rows.csv" : "--example";
+  const value = isPhoto(inputs) ? "photo.jpg" : inputs.length > 1 && inputs.every(isColumn) ? "rows.csv" : "--example";
   return `dragoman infer ${url} ${/^[\w.-]+$/.test(name) ? name : quote(name)} ${value}${version ? ` --version ${quote(version)}` : ""}`;
 }
 
 function tensorSnippets({ name, version, model, url, host, hasKey }) {
-  const example = model.example;
-  if (!example) return [];
-  const arrays = example.inputs.map((tensor) => [tensor, array(tensor)]);
+  const example = model.example; // null if it is too large to be written
+  const picture = photo(model);
+  if (!example && !picture) return [];
+  const arrays = (example?.inputs ?? []).map((tensor) => [tensor, array(tensor)]);
   const header = hasKey ? ' -H "authorization: Bearer $DRAGOMAN_API_KEY"' : "";
-  const found = [["curl", `curl ${word(`${url}${modelPath(name, version)}/infer`)}${header} -d ${quote(lines(example))}`]];
+  const found = example ? [["curl", `curl ${word(`${url}${modelPath(name, version)}/infer`)}${header} -d ${quote(lines(example))}`]] : [];
   found.push(["Terminal", command({ name, version, model, url })]);
   if (arrays.some(([, text]) => text === null)) return found;
   const token = hasKey ? ', token=os.environ["DRAGOMAN_API_KEY"]' : "";
   const imports = hasKey ? "import os\n\n" : "";
   const chosen = version ? `, version=${JSON.stringify(version)}` : "";
+  const written = picture ? [[model.metadata.inputs[0], picture]] : arrays;
+  const modules = picture ? "import dragoman\nfrom dragoman.client import picture\n" : "import numpy as np\n\nimport dragoman\n";
   found.push([
     "Python",
-    `${imports}import numpy as np\n\nimport dragoman\n\nwith dragoman.Client("${url}"${token}) as client:\n` +
-      `    result = client.infer(${JSON.stringify(name)}, {\n${arrays.map(([t, text]) => `        ${JSON.stringify(t.name)}: ${text},\n`).join("")}    }${chosen})\n` +
+    `${imports}${modules}\nwith dragoman.Client("${url}"${token}) as client:\n` +
+      `    result = client.infer(${JSON.stringify(name)}, {\n${written.map(([t, text]) => `        ${JSON.stringify(t.name)}: ${text},\n`).join("")}    }${chosen})\n` +
       "    for output in result:\n        print(output, result[output])\n",
   ]);
+  if (!example) return found;
   const headers = hasKey ? ', headers={"authorization": "Bearer " + os.environ["DRAGOMAN_API_KEY"]}' : "";
   const versioned = version ? `, model_version=${JSON.stringify(version)}` : "";
   const triton = (module, client) =>
