@@ -66,9 +66,21 @@ class Scores(dragoman.Model):
         return {"scores": scores, "class": which}
 
 
+class Wide(dragoman.Model):
+    """Return so many numbers, 0 1 2 ..., in two rows of one image; NaN instead of 0."""
+
+    placement = "inline"
+    inputs = (TensorSpec("n", INT64, (1,)),)
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        y = np.arange(call.inputs["n"].data[0], dtype=np.float32)
+        y[0] = np.nan
+        return {"y": y.reshape(1, 2, -1)}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
-    async with Server(Both, Pair, Houses, Scores, http_port=0, grpc_port=-1) as server:
+    async with Server(Both, Pair, Houses, Scores, Wide, http_port=0, grpc_port=-1) as server:
         yield server
 
 
@@ -210,6 +222,20 @@ async def test_an_output_in_the_format_of_numpy(
     sys.stdout.flush()
     array = np.load(io.BytesIO(file.getvalue()), allow_pickle=False)
     assert (array.dtype, array.shape, array[0, 2]) == (np.float32, (1, 7), np.float32(0.9))
+
+
+async def test_a_large_array_is_its_range_on_a_terminal(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await run("infer", server.http_url, "Wide", "210") == 0
+    assert len(capsys.readouterr().out.split()) > 210
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert await run("infer", server.http_url, "Wide", "210") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == ["y  FP32[1,2,105]", "smallest 1, largest 209, 1 NaN; --format json prints all"]
+    assert await run("infer", server.http_url, "Wide", "200") == 0
+    assert "199." in capsys.readouterr().out
 
 
 HOUSES = "rooms,price,town,area\n2,9,Bath,50\n3,8,Hull,\n"

@@ -14,6 +14,7 @@ from dragoman.core.errors import InvalidInput
 # Rows of an output that a terminal shows, and columns of an output without class names.
 _MAX_ROWS = 20
 _MAX_COLUMNS = 8
+_MAX_NUMBERS = 200  # of an array on a terminal, some 40 lines; of more, only the range is shown
 _TOP = 5  # classes with the highest scores
 
 Labels = Mapping[str, Sequence[str]]
@@ -47,7 +48,7 @@ def _lines(tensors: Mapping[str, Any], labels: Labels) -> Iterator[str]:
         rows = list(zip(*columns.values(), strict=True))
         yield from table([list(columns), *rows[:_MAX_ROWS]])
         if len(rows) > _MAX_ROWS:
-            yield colour_text(f"... {len(rows) - _MAX_ROWS} more rows; --json prints all", "2", sys.stdout)
+            yield colour_text(f"... {len(rows) - _MAX_ROWS} more rows; --format json prints all", "2", sys.stdout)
         return
     for name, tensor in tensors.items():
         shape = ",".join(map(str, tensor.shape))
@@ -59,8 +60,18 @@ def _lines(tensors: Mapping[str, Any], labels: Labels) -> Iterator[str]:
             )
         elif (known := _class_numbers(name, tensor, labels)) and tensor.data.size <= _TOP:
             yield printable(", ".join(_class_cell(value, known) for value in tensor.data.flat))
+        elif tensor.data.size > _MAX_NUMBERS and tensor.data.dtype.kind in "iufV" and sys.stdout.isatty():
+            yield f"{_range(tensor.data)}; --format json prints all"
         else:
             yield printable(str(tensor.data))
+
+
+def _range(data: Any) -> str:
+    """Return the smallest and largest number of an array, and how many are NaN."""
+    data = data.astype(np.float32) if data.dtype.kind == "V" else data  # BF16, which NumPy does not know
+    unknown = int(np.isnan(data).sum())
+    text = f"smallest {_cell(np.fmin.reduce(data, axis=None))}, largest {_cell(np.fmax.reduce(data, axis=None))}"
+    return f"{text}, {unknown} NaN" if unknown else text
 
 
 def _columns(tensors: Mapping[str, Any], labels: Labels) -> dict[str, Sequence[str]]:
