@@ -60,6 +60,8 @@ def make_job(target: Target, protocol: str, options: Options) -> RequestJob:
     try:
         return _MAKERS[protocol](target, protocol, options)
     except (ClauseFailed, NotOffered, NotTried) as error:
+        if "is not ready: LOADING" in str(error):  # what Dragoman and servers like it say in every protocol
+            raise InvalidInput(f"model '{options.model}' is loading; try again when it is ready") from error
         raise InvalidInput(f"no {protocol} request for '{options.model}' can be made: {error}") from error
 
 

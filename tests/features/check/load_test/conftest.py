@@ -57,7 +57,7 @@ def _handler(state: SlowServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             state.paths.append(self.path)
             state.authorization = self.headers["Authorization"]
-            self._send(state.metadata)
+            self._send(state.metadata, 503 if "error" in state.metadata else 200)
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -302,6 +302,12 @@ def test_an_unknown_model_is_named(server: ServerProcess, capsys: pytest.Capture
     assert capsys.readouterr().err.startswith("dragoman: model 'nope' not found; expected affine,")
 
 
+def test_a_model_that_loads_is_named(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
+    slow.metadata = {"error": "model 'slow' is not ready: LOADING"}
+    assert main(["bench", slow.url, "slow", *QUICK]) == 2
+    assert capsys.readouterr().err == "dragoman: model 'slow' is loading; try again when it is ready\n"
+
+
 def test_finished_loads_are_reported_after_an_interruption(
     slow: SlowServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
