@@ -155,6 +155,7 @@ async def test_rows_are_counted_from_one(browser: Browser) -> None:
     await load(browser, "rate,hours\n2,3\n4,5\n")
     await browser.press("Run")
     output = browser.page.get_by_label("Output wage")
+    await output.locator("tbody tr").nth(1).wait_for()
     assert [" ".join((await row.inner_text()).split()) for row in await output.locator("tbody tr").all()] == [
         "1 6",
         "2 20",

@@ -13,6 +13,7 @@ function useAddress() {
   useEffect(() => {
     const changed = () => setAddress(location.hash);
     addEventListener("hashchange", changed);
+    changed(); // it may have changed since the page was rendered
     return () => removeEventListener("hashchange", changed);
   }, []);
   return address.replace(/^#\/?/, "").split("/").map(decodePart);

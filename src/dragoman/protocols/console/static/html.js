@@ -19,7 +19,8 @@ export function lazy(load, name) {
     const [problem, setProblem] = useState("");
     const [, setIsLoaded] = useState(Component !== null);
     useEffect(() => {
-      if (Component) return;
+      // Another use of it may have loaded it since this one was rendered.
+      if (Component) return setIsLoaded(true);
       load().then((module) => ((Component = module[name]), setIsLoaded(true)), () => setProblem("This part of the page could not be loaded."));
     }, []);
     if (problem) return html`<p class="error" role="alert">${problem}</p>`;
