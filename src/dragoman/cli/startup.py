@@ -121,8 +121,7 @@ def _model_lines(server: Server) -> list[str]:
         rows.append((spec.name, spec.version or "-", deployment.platform or "-", deployment.placement, shown))
         if deployment.reason:
             again = "; it is loaded again until that works" if deployment.retries else ""
-            reason = deployment.reason.removeprefix(f"failed to load '{spec.name}', ")  # the row and the name say that
-            errors.append(f"  {spec.name}: {printable(reason)}{again}")
+            errors.append(f"  {spec.name}: {printable(deployment.reason)}{again}")
         elif deployment.ready and deployment.trial_error:
             errors.append(f"  {spec.name}: answered no example: {printable(deployment.trial_error)}")
         details = deployment.loaded.details if deployment.is_loaded else {}
