@@ -325,6 +325,10 @@ async def test_a_photo_is_sent_in_the_size_and_order_that_was_chosen(browser: Br
     assert await preview.evaluate("(e) => [e.width, e.height]") == [96, 64]
     corner = "(e) => [...e.getContext('2d').getImageData(%d, %d, 1, 1).data]"
     await page.get_by_label("fit").select_option("letterbox")
+    for _ in range(200):  # the preview is drawn again after the choice
+        if await preview.evaluate(corner % (0, 0)) == [114, 114, 114, 255]:
+            break
+        await browser.page.wait_for_timeout(50)
     assert await preview.evaluate(corner % (0, 0)) == [114, 114, 114, 255]
     assert await preview.evaluate(corner % (12, 24)) == [255, 0, 0, 255]
     await page.get_by_label("colours").select_option("BGR")
