@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dragoman
+from client.client_servers import Named, url_of
 from dragoman import errors
 from dragoman.client import tensors
 from dragoman.codecs.codec import CODECS
@@ -84,6 +85,21 @@ def test_a_frame_is_a_matrix_in_the_order_of_the_model(client: Any) -> None:
     for value in (table, {"table": table}):
         np.testing.assert_array_equal(client.infer("Named", value)["scores"], [[0.5, 1], [np.nan, 2]])
     np.testing.assert_array_equal(client.infer("Named", table.iloc[0])["scores"], [[0.5, 1]])
+
+
+class InProcess(Named):
+    placement = "process"
+
+
+def test_the_order_of_the_model_is_known_from_its_process() -> None:
+    with (
+        dragoman.Server(InProcess, http_port=0, grpc_port=0) as server,
+        dragoman.Client(server.http_url) as rest,
+        dragoman.Client(url_of(server, "grpc")) as rpc,
+    ):
+        for client in (rest, rpc):
+            scores = client.infer("InProcess", pd.DataFrame({"width": [1.0], "height": [0.5]}))["scores"]
+            np.testing.assert_array_equal(scores, [[0.5, 1]])
 
 
 def test_columns_without_names_keep_their_order(client: Any) -> None:

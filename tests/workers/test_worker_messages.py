@@ -1,5 +1,6 @@
 """Values from workers arrive unchanged, and decoding them runs no code that the worker chooses."""
 
+import dataclasses
 import pickle
 import random
 from pathlib import Path
@@ -14,6 +15,7 @@ from dragoman.core.calls import Embedded, Generate, Handled, Infer, Inference, M
 from dragoman.core.datatypes import BYTES, FP32, FP64
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, TooLong
 from dragoman.core.scoring import Scored
+from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.text import Generation, PromptInfo, Text, Token, Tokenized, TokenSpan
@@ -38,6 +40,24 @@ SIGNATURE = Signature(
     batched=True,
     content_type="pd",
 )
+# With no field as it is by default.
+WHOLE_SPEC = TensorSpec("x", FP32, (-1, 2), frozenset({FP64}), True, "np", ("height", "width"))
+WHOLE_SIGNATURE = Signature((WHOLE_SPEC,), (WHOLE_SPEC,), True, True, True, True, "pd", True, True)
+WHOLE = Loaded(
+    WHOLE_SIGNATURE,
+    "p",
+    frozenset({Infer}),
+    True,
+    True,
+    8,
+    {"a": 1},
+    ("GET /x",),
+    SequenceOptions(strategy="direct"),
+    {"x": Tensor.of(np.float32([[1, 2]]))},
+    {"x": ("cat", "dog")},
+    "classifier",
+    "A line.",
+)
 MODEL_CALLS = frozenset(call for call in ModelCall.__subclasses__() if call.__module__.startswith("dragoman.core."))
 VALUES = [
     "why",
@@ -57,6 +77,21 @@ VALUES = [
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_values_are_unchanged(value: object) -> None:
     assert copied(value) == value
+
+
+@pytest.mark.parametrize("value", [WHOLE_SPEC, WHOLE_SIGNATURE, WHOLE], ids=lambda value: type(value).__name__)
+def test_no_field_of_a_description_is_left_out(value: Any) -> None:
+    """A client that does not get the columns sends those of a table in another order."""
+    fields = [each for each in dataclasses.fields(value) if each.init]
+    for each in fields:
+        default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        assert getattr(value, each.name) != default, "give the field a value above"
+    received = copied(WHOLE)
+    found = {TensorSpec: received.signature.inputs[0], Signature: received.signature, Loaded: received}[type(value)]
+    for each in fields:
+        if each.name != "example":
+            assert getattr(found, each.name) == getattr(value, each.name)
+    assert received.example["x"].data.tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize("error", [NotReady("wait"), TooLong("long"), ModelFailed("a lone \ud800 surrogate")])

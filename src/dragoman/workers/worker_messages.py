@@ -33,8 +33,8 @@ _Size = Annotated[int, msgspec.Meta(ge=0)]
 # of an array, "" for that of `Datatype.wire_view`; or "text" or "bytes", as which the elements of BYTES were received.
 # A large BYTES tensor has its raw encoding as an array.
 Row = tuple[str, str, str, tuple[_Size, ...], Mapping[str, Any] | None, list[Any] | None]
-# Name, datatype, shape, accepted datatypes, whether it is optional, content type.
-_SpecRow = tuple[str, str | None, tuple[int, ...] | None, list[str], bool, str]
+# Name, datatype, shape, accepted datatypes, whether it is optional, content type, names of columns.
+_SpecRow = tuple[str, str | None, tuple[int, ...] | None, list[str], bool, str, tuple[str, ...]]
 # Inputs, outputs, open_inputs, open_outputs, batched, decodes, content_type, unchecked, outputs_are_hints.
 _SignatureRow = tuple[list[_SpecRow], list[_SpecRow], bool, bool, bool, bool, str, bool, bool]
 # Signature, platform, calls, streams, concurrent, merges, details, handlers, sequences, example, labels,
@@ -214,14 +214,14 @@ def _signature(row: tuple[Any, ...]) -> Signature:
 def _spec_row(spec: TensorSpec) -> tuple[Any, ...]:
     datatype = None if spec.datatype is None else spec.datatype.name
     accepts = [accepted.name for accepted in spec.accepts]
-    return spec.name, datatype, spec.shape, accepts, spec.optional, spec.content_type
+    return spec.name, datatype, spec.shape, accepts, spec.optional, spec.content_type, spec.columns
 
 
 def _spec(row: _SpecRow) -> TensorSpec:
-    name, datatype, shape, accepts, optional, content_type = row
+    name, datatype, shape, accepts, *rest = row
     accepted = frozenset(DATATYPES[other] for other in accepts)
     known = None if datatype is None else DATATYPES[datatype]
-    return TensorSpec(name, known, shape, accepted, optional, content_type)
+    return TensorSpec(name, known, shape, accepted, *rest)
 
 
 def _loaded_row(loaded: Loaded, arrays: list[Any]) -> tuple[Any, ...]:
