@@ -88,7 +88,7 @@ def test_a_frame_is_a_matrix_in_the_order_of_the_model(client: Any) -> None:
 
 
 class InProcess(Named):
-    placement = "process"
+    placement = "process"  # type: ignore[assignment]
 
 
 def test_the_order_of_the_model_is_known_from_its_process() -> None:

@@ -53,7 +53,7 @@ WHOLE = Loaded(
     {"a": 1},
     ("GET /x",),
     SequenceOptions(strategy="direct"),
-    {"x": Tensor.of(np.float32([[1, 2]]))},
+    {"x": Tensor.of(np.array([[1, 2]]))},
     {"x": ("cat", "dog")},
     "classifier",
     "A line.",

@@ -218,10 +218,10 @@ def _spec_row(spec: TensorSpec) -> tuple[Any, ...]:
 
 
 def _spec(row: _SpecRow) -> TensorSpec:
-    name, datatype, shape, accepts, *rest = row
+    name, datatype, shape, accepts, optional, content_type, columns = row
     accepted = frozenset(DATATYPES[other] for other in accepts)
     known = None if datatype is None else DATATYPES[datatype]
-    return TensorSpec(name, known, shape, accepted, *rest)
+    return TensorSpec(name, known, shape, accepted, optional, content_type, columns)
 
 
 def _loaded_row(loaded: Loaded, arrays: list[Any]) -> tuple[Any, ...]:
