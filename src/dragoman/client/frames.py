@@ -4,7 +4,7 @@ Frames of pandas, polars, pyarrow and others that have columns by name; none is 
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from dragoman.client.arrays import fit, is_array, mixed_numbers, to_array
 from dragoman.codecs.codec import CODECS
 from dragoman.core.datatypes import BYTES, FP64, Array, Datatype, datatype_of
 from dragoman.core.errors import InvalidInput
-from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.signature import Signature, TensorSpec, check_columns
 from dragoman.core.tensor import Tensor
 from dragoman.formats.message import InferenceRequest, RequestInput
 
@@ -91,7 +91,7 @@ def matrix(frame: Any, spec: TensorSpec, cast: bool) -> Tensor:
     """
     columns = _columns(frame)
     if spec.columns:
-        _check_columns(columns, spec.columns)
+        check_columns(columns, spec.columns, "data frame")
         columns = {name: columns[name] for name in spec.columns}
     elif spec.shape is not None and len(spec.shape) == 2 and spec.shape[1] not in (-1, len(columns)):
         names = ", ".join(map(repr, columns))
@@ -154,15 +154,6 @@ def _columns(frame: Any) -> dict[str, Any]:
     if is_pandas(frame):
         return {label: frame.iloc[:, at] for at, label in enumerate(labels)}
     return {label: frame[label] for label in labels}
-
-
-def _check_columns(columns: Mapping[str, Any], names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in columns]
-    extra = [name for name in columns if name not in names]
-    if missing or extra:
-        reasons = [f"the data frame has no {', '.join(map(repr, missing))}"] if missing else []
-        reasons += [f"the model has no {', '.join(map(repr, extra))}"] if extra else []
-        raise InvalidInput(f"expected the columns {', '.join(map(repr, names))}: {'; '.join(reasons)}")
 
 
 def _numbers(column: Any) -> Tensor:

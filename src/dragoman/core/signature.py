@@ -1,10 +1,11 @@
 """Inputs and outputs of a model: names, datatypes and shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.core.datatypes import DATATYPES, Datatype
+from dragoman.core.errors import InvalidInput
 
 Shape = tuple[int, ...]
 
@@ -105,3 +106,13 @@ class Signature:
 
 
 OPEN = Signature(open_inputs=True, open_outputs=True)
+
+
+def check_columns(given: Collection[str], names: Collection[str], table: str) -> None:
+    """Raise InvalidInput unless a table, which is called so in the message, has the columns with these names."""
+    missing = [name for name in names if name not in given]
+    extra = [name for name in given if name not in names]
+    if missing or extra:
+        reasons = [f"the {table} has no {', '.join(map(repr, missing))}"] if missing else []
+        reasons += [f"the model has no {', '.join(map(repr, extra))}"] if extra else []
+        raise InvalidInput(f"expected the columns {', '.join(map(repr, names))}: {'; '.join(reasons)}")

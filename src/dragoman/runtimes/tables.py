@@ -9,6 +9,7 @@ from dragoman.codecs.decode import Defaults, request_codec, with_defaults
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidInput
+from dragoman.core.signature import check_columns
 
 
 def content(call: Infer, defaults: Defaults) -> Any:
@@ -24,12 +25,7 @@ def columns_in_order(frame: Any, names: Sequence[str]) -> Any:
     """Return a data frame with the columns of the training data in their order. Raises InvalidInput for other
     columns."""
     given = [str(label) for label in frame.columns]
-    missing = [name for name in names if name not in given]
-    extra = [name for name in given if name not in names]
-    if missing or extra:
-        reasons = [f"the table has no {', '.join(map(repr, missing))}"] if missing else []
-        reasons += [f"the model has no {', '.join(map(repr, extra))}"] if extra else []
-        raise InvalidInput(f"expected the columns {', '.join(map(repr, names))}: {'; '.join(reasons)}")
+    check_columns(given, names, "table")
     return frame if given == list(names) else frame[list(names)]
 
 
