@@ -11,8 +11,8 @@ from typing import Any
 
 from dragoman._version import __version__
 from dragoman.cli.connection import ServerConnection
+from dragoman.cli.files import write_file
 from dragoman.cli.input_values import parse_json
-from dragoman.cli.output_files import write_file
 from dragoman.cli.terminal import colour_text, printable, table
 from dragoman.core.errors import InvalidInput
 from dragoman_check.conformance.clauses import ClauseFailed, ClauseResult, Outcome, Protocol

@@ -14,7 +14,7 @@ from typing import Any
 
 from dragoman._version import __version__
 from dragoman.cli.connection import ServerConnection
-from dragoman.cli.output_files import write_file
+from dragoman.cli.files import write_file
 from dragoman.cli.terminal import LiveLines, is_interactive, table
 from dragoman.core.documents import read_json
 from dragoman.core.errors import InvalidInput, NotReady

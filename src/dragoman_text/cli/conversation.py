@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dragoman.cli.output_files import write_file
+from dragoman.cli.files import write_file
 from dragoman.cli.terminal import colour_text, is_interactive, printable
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.options import suggestion
