@@ -1,9 +1,17 @@
-"""Files that the user names for the output of a command."""
+"""Files that the user names."""
 
 import os
 from pathlib import Path
 
 from dragoman.core.errors import InvalidInput
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Read a file. Raises InvalidInput naming it if it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"'{os.fspath(path)}' cannot be read: {error.strerror}") from error
 
 
 def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:

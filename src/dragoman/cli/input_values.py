@@ -7,13 +7,13 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from dragoman.cli.connection import ServerConnection
+from dragoman.cli.files import read_file
 from dragoman.cli.media import MEDIA_SUFFIXES, Media
 from dragoman.cli.models import describe_tensor
 from dragoman.cli.table_files import TABLE_SUFFIXES, Table, read_table, split_columns
@@ -284,7 +284,7 @@ def _read_data(data: str, signature: Signature, media: Media) -> Any:
     specs = {spec.name: spec for spec in signature.inputs}
     names = list(specs)
     if path.endswith(".json"):
-        return _from_json(_bytes(path).decode(errors="replace"), path, signature)
+        return _from_json(read_file(path).decode(errors="replace"), path, signature)
     if path.lower().endswith(TABLE_SUFFIXES):
         table = read_table(path, columns or names, _is_number)
         table = table.select(columns) if columns else table
@@ -323,11 +323,11 @@ def _from_json(text: str, source: str, signature: Signature) -> Any:
 def _read_file(path: str, spec: TensorSpec, media: Media) -> Any:
     if path.endswith(".npy"):
         try:
-            return np.load(io.BytesIO(_bytes(path)), allow_pickle=False)
+            return np.load(io.BytesIO(read_file(path)), allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise InvalidInput(f"'{path}' is not an array of numbers in NumPy's format, or is truncated") from error
     if path.endswith(".json"):
-        return parse_json(_bytes(path).decode(errors="replace"), list, path)
+        return parse_json(read_file(path).decode(errors="replace"), list, path)
     path, columns = split_columns(path)
     table = read_table(path, columns or [spec.name], _is_number)
     return _cells(table.select(columns) if columns else table, spec, media)
@@ -366,10 +366,3 @@ def _is_number(cell: str) -> bool:
         return not isinstance(_scalar(cell), str)
     except InvalidInput:  # too large
         return True
-
-
-def _bytes(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"'{path}' cannot be read: {error.strerror}") from error

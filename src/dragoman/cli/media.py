@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dragoman.cli.files import read_file
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.signature import Signature, TensorSpec
@@ -61,7 +62,7 @@ class Media:
         for suffixes, read in ((PICTURE_SUFFIXES, self._picture), (SOUND_SUFFIXES, self._sound)):
             paths = [text] if Path(text).is_file() else text.split(",")
             if all(path.lower().endswith(suffixes) for path in paths):
-                contents = [_content(path) for path in paths]
+                contents = [read_file(path) for path in paths]
                 if spec.datatype is BYTES or spec.datatype is None:
                     self._check_unused(spec)
                     return contents
@@ -216,13 +217,6 @@ def _place(samples: Array, spec: TensorSpec) -> Array:
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
-
-
-def _content(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"'{path}' cannot be read: {error.strerror}") from error
 
 
 def _picture_size(path: str, content: bytes) -> tuple[int, int]:

@@ -5,9 +5,9 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from dragoman.cli.files import read_file
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.options import suggestion
 
@@ -64,10 +64,7 @@ def read_table(path: str, names: Sequence[str], is_number: Callable[[str], bool]
     """
     if path.lower().endswith(".parquet"):
         return _read_parquet(path)
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig", "replace")
-    except OSError as error:
-        raise InvalidInput(f"'{path}' cannot be read: {error.strerror}") from error
+    text = read_file(path).decode("utf-8-sig", "replace")
     start = text.partition("\n")[0]
     separators = "\t" if path.lower().endswith(".tsv") else ",\t;"
     delimiter = next((each for each in separators if each in start), ",")

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from dragoman.cli.connection import ServerConnection
+from dragoman.cli.files import read_file
 from dragoman.cli.terminal import colour_text, printable
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, ModelNotFound
@@ -106,10 +107,7 @@ class ChatSession:
         kind = _PICTURE_TYPES.get(Path(file).suffix.lower())
         if kind is None:
             raise InvalidInput(f"expected a picture ({', '.join(_PICTURE_TYPES)}), got '{file}'")
-        try:
-            content = Path(file).read_bytes()
-        except OSError as error:
-            raise InvalidInput(f"'{file}' cannot be read: {error.strerror}") from error
+        content = read_file(file)
         self.pictures.append(f"data:image/{kind};base64,{b64encode(content).decode()}")
 
     def take_back(self) -> Any:

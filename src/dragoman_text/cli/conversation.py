@@ -174,7 +174,8 @@ class Conversation:
         if not file:
             raise InvalidInput("expected /image FILE")
         self._chat.add_picture(os.path.expanduser(file.strip("'\"")))
-        print(_dim(f"({len(self._chat.pictures)} pictures for the next message)"))
+        count = len(self._chat.pictures)
+        print(_dim(f"({count} picture{'' if count == 1 else 's'} for the next message)"))
 
     def _save(self, file: str) -> None:
         if not file:

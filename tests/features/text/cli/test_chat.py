@@ -183,7 +183,7 @@ async def test_files(tmp_path: Path) -> None:
         (tmp_path / "p.png").write_bytes(b"pixels")
         await chat.send("/image talk.md", "expected a picture")
         await chat.send("/image none.png", "'none.png' cannot be read: No such file")
-        await chat.send("/image p.png", "1 pictures for the next message")
+        await chat.send("/image p.png", "1 picture for the next message")
         await chat.send("what is it?", "re: what is it?")
         url = f"data:image/png;base64,{base64.b64encode(b'pixels').decode()}"
         expected = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is it?"}]
