@@ -16,6 +16,7 @@ import numpy as np
 from dragoman.cli.files import read_file
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.examples import RATE_NAMES
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.pipelines.audio import read_wav, resample
@@ -31,8 +32,6 @@ _MAX_PIXELS = 1 << 14  # of a side
 _IMAGENET = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _HOW = {"stretch": " stretched", "letterbox": " with borders", "crop": " cut to the middle"}
 _RANGE = re.compile(r"(-?[0-9.]+)\.\.(-?[0-9.]+)")
-# Names of inputs that take the rate of a sound.
-_RATE_NAMES = ("sr", "rate", "sample_rate", "sampling_rate")
 
 
 @dataclass
@@ -78,7 +77,7 @@ class Media:
         """Return the values with the rate of the sound for an input that takes it, unless it has a value."""
         found = dict(values)
         for spec in signature.inputs if self.rate else ():
-            if spec.name in _RATE_NAMES and spec.name not in values:
+            if spec.name in RATE_NAMES and spec.name not in values:
                 found[spec.name] = [self.rate] if spec.shape else Tensor.of(np.asarray(self.rate), spec.datatype)
                 self.notes.append(f"{spec.name}={self.rate}")
         return found

@@ -54,11 +54,6 @@ class NotProcessed(ConnectionRefusedError):
     """The server has not begun the call: REFUSED_STREAM, or GOAWAY before its stream. It may be sent again."""
 
 
-def compressed(message: bytes, encoding: str) -> bytes:
-    stream = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS[encoding])
-    return stream.compress(message) + stream.flush()
-
-
 class Http2Parser:
     """Writer of a request and parser of its response: write received bytes into `buffer()`, then `bytes_received`.
 

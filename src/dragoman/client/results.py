@@ -8,7 +8,6 @@ import numpy as np
 
 from dragoman.client.html import Html, bars, code, escape, image, table
 from dragoman.codecs.codec import CODECS
-from dragoman.core.bytes_tensor import BytesTensor
 from dragoman.core.datatypes import BYTES, UINT8, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor, numpy_numbers
@@ -194,8 +193,6 @@ def _are_probabilities(tensor: Tensor) -> bool:
 
 def _images_html(tensor: Tensor) -> str:
     """Return the images of an output; "" if it is none: UINT8 pixels, or floats from 0 to 1 or 0 to 255."""
-    if isinstance(tensor, BytesTensor) or tensor.datatype is BYTES:
-        return ""
     pixels = _pixels(tensor)
     if pixels is None:
         return ""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from dragoman.client import errors
-from dragoman.client.http import Connect, Connection, ConnectionPool, Parser
-from dragoman.client.http2 import Http2Parser, compressed, status_message
+from dragoman.client.http import Connect, Connection, ConnectionPool, Parser, compress
+from dragoman.client.http2 import Http2Parser, status_message
 from dragoman.client.messages import (
     Address,
     Deadline,
@@ -245,9 +245,10 @@ class GrpcTransport(ConnectionPool):
         if left_s is not None:
             fields.append((b"grpc-timeout", b"%dm" % min(math.ceil(left_s * 1000), _LONGEST_TIMEOUT_MS)))
         encoding, message = self._address.compression, request.message
+        if encoding:
+            (message,) = map(bytes, compress([message], encoding))
         parser: Http2Parser = connection.parser
-        sent = compressed(message, encoding) if encoding else message
-        parser.start([*self._fields[:3], *fields, *self._fields[3:]], sent, is_compressed=bool(encoding))
+        parser.start([*self._fields[:3], *fields, *self._fields[3:]], message, is_compressed=bool(encoding))
         await connection.send(parser.body(), deadline)
         while parser.is_blocked:
             await self._more(connection, deadline)

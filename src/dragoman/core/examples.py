@@ -18,7 +18,8 @@ MAX_ELEMENTS = 1 << 22
 _RANKS: Sequence[Shape] = ((-1, -1), (-1, 3, -1, -1), (-1,))
 _TEXT = b"text"
 SAMPLE_RATE = 16_000  # Hz
-_RATES = frozenset({"sr", "sample_rate", "sampling_rate"})
+# Names of inputs that take the rate of a sound. That of the last one may also be another rate.
+RATE_NAMES = ("sr", "sample_rate", "sampling_rate", "rate")
 
 
 def example_inputs(signature: Signature) -> Iterator[dict[str, Tensor]]:
@@ -42,7 +43,7 @@ def example_inputs(signature: Signature) -> Iterator[dict[str, Tensor]]:
 
 def _value(spec: TensorSpec, shape: Shape, value: int) -> int:
     """Return the value of the elements of an input: a rate that is given to models of sounds, else the one tried."""
-    return SAMPLE_RATE if math.prod(shape) == 1 and spec.name.lower() in _RATES else value
+    return SAMPLE_RATE if math.prod(shape) == 1 and spec.name.lower() in RATE_NAMES[:-1] else value
 
 
 def model_example(model: ModelDescription) -> Tensors | None:

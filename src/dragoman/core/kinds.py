@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dragoman.core.calls import Embed, Generate, Infer, ModelDescription, SignatureFor
 from dragoman.core.datatypes import BYTES
+from dragoman.core.examples import RATE_NAMES
 from dragoman.core.scoring import Score
 from dragoman.core.signature import Shape, TensorSpec
 
@@ -66,7 +67,6 @@ _VECTORS = frozenset({"embedding", "embeddings", "sentence_embedding", "text_emb
 _TOKENS = frozenset({"input_ids"})
 _HIDDEN = frozenset({"last_hidden_state", "token_embeddings"})
 _SOUNDS = frozenset({"audio", "input_values", "samples", "speech", "voice", "wav", "waveform"})
-_RATES = frozenset({"sr", "rate", "sample_rate", "sampling_rate"})
 _MIN_SAMPLES = 8000  # of a sound in one channel; a table has no such axis beside its rows
 
 
@@ -130,7 +130,7 @@ def _of_tensors(model: ModelDescription) -> str:
 
 def _is_rate(spec: TensorSpec) -> bool:
     """Return whether an input is one sample rate; a column of rates, one for each row, is none."""
-    return spec.name.lower() in _RATES and (spec.shape is None or all(length == 1 for length in spec.shape))
+    return spec.name.lower() in RATE_NAMES and (spec.shape is None or all(length == 1 for length in spec.shape))
 
 
 def _of_scores(model: ModelDescription) -> str:
@@ -181,9 +181,15 @@ def _is_candidates(spec: TensorSpec, model: ModelDescription) -> bool:
         return False
     labels = model.labels.get(spec.name)
     if labels is not None:
-        return any(n - _BOX - len(labels.names) in (0, 1) or n == _BOX_ROW for n in shape[1:])
+        return has_boxes(shape, len(labels.names))
     fields, places = sorted(shape[1:])
     return fields > _BOX and places >= max(_MIN_BOXES, 4 * fields)
+
+
+def has_boxes(shape: Shape, classes: int) -> bool:
+    """Return whether an axis after the first is that of a box with the scores of so many classes, also with one of the
+    object; or that of a box with its score and its class."""
+    return any(length in (_BOX + classes, _BOX + 1 + classes, _BOX_ROW) for length in shape[1:])
 
 
 def _is_map(spec: TensorSpec, inputs: Iterable[TensorSpec]) -> bool:

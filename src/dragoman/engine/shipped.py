@@ -21,6 +21,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.engine.trial import examples_file, own_folders
 from dragoman.engine.warmup import read_requests
+from dragoman.runtimes.class_names import assign
 from dragoman.workers.pool import Loaded
 
 _READMES = ("README.md", "readme.md", "Readme.md", "README", "README.txt", "README.rst")
@@ -77,9 +78,8 @@ def _labels(folder: Path, signature: Signature) -> dict[str, ClassLabels]:
         names = tuple(line.strip() for line in text.strip().splitlines())
         if len(names) < _MIN_CLASSES or not all(names):
             continue
-        fitting = [spec.name for spec in signature.outputs if spec.shape and spec.shape[-1] == len(names)]
-        if len(fitting) == 1:
-            return {fitting[0]: ClassLabels("", names)}
+        if found := assign(names, signature.outputs):
+            return {output: ClassLabels("", names) for output in found}
     return {}
 
 

@@ -4,13 +4,12 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dragoman.core.kinds import has_boxes
 from dragoman.core.signature import TensorSpec
 
 _MAX_CHARACTERS = 1_000_000
 MAX_CLASSES = 100_000
 _KEYS = ("names", "class_names", "classes", "labels", "id2label")
-_BOX = 4  # numbers of a box
-_BOX_ROW = 6  # a box, its score and its class: a detector without overlapping boxes
 
 
 def parse_names(text: str) -> tuple[str, ...]:
@@ -55,13 +54,9 @@ def assign(
     specs = [*outputs]
     fitting = [spec for spec in specs if spec.shape and spec.shape[-1] == len(names)]
     if names and is_detector:
-        fitting = [spec for spec in specs if _has_boxes(spec, len(names))][:1] or fitting or specs[:1]
+        with_boxes = (spec for spec in specs if len(spec.shape or ()) >= 3 and has_boxes(spec.shape or (), len(names)))
+        fitting = [*with_boxes][:1] or fitting or specs[:1]
     return {fitting[0].name: names} if names and len(fitting) == 1 else {}
-
-
-def _has_boxes(spec: TensorSpec, count: int) -> bool:
-    shape = spec.shape or ()
-    return len(shape) >= 3 and any(n in (_BOX + count, _BOX + 1 + count, _BOX_ROW) for n in shape[1:])
 
 
 def estimator_kind(estimator: Any) -> str:

@@ -113,7 +113,6 @@ def _queued(scrape: Scrape, labels: Labels) -> int | None:
 def _workers(models: list[Any]) -> Iterator[dict[str, Any]]:
     for model in models:
         for worker in model["workers"]:
-            # CPU and memory are those that a server of a later version may report.
             yield {
                 "model": model["name"],
                 "version": model["version"],
