@@ -10,6 +10,7 @@ import numpy as np
 
 from dragoman.cli.terminal import colour_text, escape_controls, printable, table
 from dragoman.core.errors import InvalidInput
+from dragoman.core.tensor import numpy_numbers
 
 # Rows of an output that a terminal shows, and columns of an output without class names.
 _MAX_ROWS = 20
@@ -61,14 +62,13 @@ def _lines(tensors: Mapping[str, Any], labels: Labels) -> Iterator[str]:
         elif (known := _class_numbers(name, tensor, labels)) and tensor.data.size <= _TOP:
             yield printable(", ".join(_class_cell(value, known) for value in tensor.data.flat))
         elif tensor.data.size > _MAX_NUMBERS and tensor.data.dtype.kind in "iufV" and sys.stdout.isatty():
-            yield f"{_range(tensor.data)}; --format json prints all"
+            yield f"{_range(numpy_numbers(tensor))}; --format json prints all"
         else:
             yield printable(str(tensor.data))
 
 
 def _range(data: Any) -> str:
     """Return the smallest and largest number of an array, and how many are NaN."""
-    data = data.astype(np.float32) if data.dtype.kind == "V" else data  # BF16, which NumPy does not know
     unknown = int(np.isnan(data).sum())
     text = f"smallest {_cell(np.fmin.reduce(data, axis=None))}, largest {_cell(np.fmax.reduce(data, axis=None))}"
     return f"{text}, {unknown} NaN" if unknown else text
@@ -166,11 +166,9 @@ def _npy(tensors: Mapping[str, Any]) -> bytes:
             f"--format npy: expected one output, got {', '.join(tensors)}; choose one with --output NAME"
         )
     (tensor,) = tensors.values()
-    data = tensor.data
+    data = numpy_numbers(tensor)
     if data.dtype.kind == "O":
         raise InvalidInput("--format npy: the output is text; use --format json or csv")
-    if data.dtype.kind == "V":  # BF16, which NumPy does not know
-        data = data.astype(np.float32)
     if sys.stdout.isatty():
         raise InvalidInput("--format npy: binary data for a file; add > output.npy")
     file = io.BytesIO()

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from dragoman.core.calls import ModelDescription, Tensors
 from dragoman.core.datatypes import BYTES, FP32, Datatype
 from dragoman.core.signature import Shape, Signature, TensorSpec
-from dragoman.core.tensor import Tensor, object_array
+from dragoman.core.tensor import Tensor, numpy_numbers, object_array
 
 # Lengths of free axes that are tried, in this order: rows and tokens, then common widths, pictures and pieces of audio.
 SIZES = (1, 2, 8, 32, 64, 224, 256, 512, 640)
@@ -51,6 +52,21 @@ def model_example(model: ModelDescription) -> Tensors | None:
     if model.example is not None or model.answered_no_example:
         return model.example
     return next(example_inputs(model.signature), None)
+
+
+def json_elements(tensor: Tensor) -> list[Any]:
+    """Return the elements of an example as JSON values, null for NaN.
+
+    Raises UnicodeDecodeError for bytes that are not text, ValueError for infinities.
+    """
+    if tensor.datatype is BYTES:
+        return [bytes(element).decode() for element in tensor.data.flat]
+    values: list[Any] = numpy_numbers(tensor).reshape(-1).tolist()
+    if tensor.datatype.kind != "float":
+        return values
+    if any(map(math.isinf, values)):
+        raise ValueError("infinity")
+    return [None if math.isnan(value) else value for value in values]
 
 
 def full(datatype: Datatype, shape: Shape, value: int = 1) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dragoman.core.calls import Describe, DescribeModels, IndexEntry, ModelDescription, Request, States, Tensors
 from dragoman.core.datatypes import BYTES
-from dragoman.core.examples import model_example
+from dragoman.core.examples import json_elements, model_example
 from dragoman.core.kinds import UNKNOWN, kind_of
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.protocols.console.layers import has_layers
@@ -179,22 +179,15 @@ def _json_size(tensor: Tensor) -> int:
 
 def _tensor(name: str, tensor: Tensor, *, is_sent: bool) -> ExampleTensor:
     spec = ExampleTensor(name, [*tensor.shape], tensor.datatype.name)
-    if tensor.datatype is BYTES:
-        if is_sent:
-            _add_texts(spec, [bytes(element) for element in tensor.data.flat])
-        return spec
-    numbers = numpy_numbers(tensor).reshape(-1)
-    if tensor.datatype.kind == "float" and bool(np.isinf(numbers).any()):
-        return spec
     if is_sent:
-        spec.data = [None if value != value else value for value in numbers.tolist()]  # NaN is null
-    elif numbers.size and bool((numbers == numbers[0]).all()):
-        spec.fill = numbers[0].item()
+        try:
+            spec.data = json_elements(tensor)
+        except UnicodeDecodeError:  # such as the content of a picture
+            spec.base64 = [b64encode(bytes(element)).decode() for element in tensor.data.flat]
+        except ValueError:  # an infinity
+            pass
+    elif tensor.datatype is not BYTES:
+        numbers = numpy_numbers(tensor).reshape(-1)
+        if numbers.size and bool(np.isfinite(numbers[0])) and bool((numbers == numbers[0]).all()):
+            spec.fill = numbers[0].item()
     return spec
-
-
-def _add_texts(spec: ExampleTensor, elements: list[bytes]) -> None:
-    try:
-        spec.data = [element.decode() for element in elements]
-    except UnicodeDecodeError:  # such as the content of a picture
-        spec.base64 = [b64encode(element).decode() for element in elements]

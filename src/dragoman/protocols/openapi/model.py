@@ -9,9 +9,9 @@ import numpy as np
 
 from dragoman.core.calls import Generate, Infer, ModelDescription, Tensors
 from dragoman.core.datatypes import BYTES, Datatype
-from dragoman.core.examples import model_example
+from dragoman.core.examples import json_elements, model_example
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.tensor import Tensor, numpy_numbers
+from dragoman.core.tensor import Tensor
 from dragoman.protocols.openapi.document import SCHEMAS
 
 _MODEL, _VERSION = "/v2/models/{model}", "/versions/{version}"
@@ -156,24 +156,12 @@ def request_example(model: ModelDescription) -> dict[str, Any] | None:
         return None
     try:
         tensors = [
-            {"name": name, "shape": list(t.shape), "datatype": t.datatype.name, "data": _values(t)}
+            {"name": name, "shape": list(t.shape), "datatype": t.datatype.name, "data": json_elements(t)}
             for name, t in inputs.items()
         ]
     except ValueError:
         return None
     return {"inputs": tensors}
-
-
-def _values(tensor: Tensor) -> list[Any]:
-    """Return the elements as JSON values, null for NaN. Raises ValueError for bytes that are no text, and infinity."""
-    if tensor.datatype is BYTES:
-        return [bytes(element).decode() for element in tensor.data.flat]
-    values: list[Any] = numpy_numbers(tensor).reshape(-1).tolist()
-    if tensor.datatype.kind != "float":
-        return values
-    if any(map(math.isinf, values)):
-        raise ValueError("infinity")
-    return [None if math.isnan(value) else value for value in values]
 
 
 def _reachable(paths: Mapping[str, Any], schemas: Mapping[str, _Schema]) -> dict[str, _Schema]:
