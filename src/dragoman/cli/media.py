@@ -91,15 +91,19 @@ class Media:
     # --- pictures ----------------------------------------------------------------------------------------------------
 
     def _picture(self, path: str, content: bytes, spec: TensorSpec) -> Array:
-        from dragoman.client.pictures import picture
+        from dragoman.client.pictures import open_picture, picture
 
         layout, channels, height, width, is_free = self._axes(spec)
-        own = _picture_size(path, content)
+        try:
+            image = open_picture(content, path)
+        except ImportError as error:
+            raise NotSupported(f"'{path}' needs the package 'pillow': pip install 'dragoman[images]'") from error
+        own = image.height, image.width
         size = self._size(own, height, width)
         options, scale = self._scale_options(spec, channels)
         fit = self.fit or _default_fit(self.outputs, is_free=is_free)
         try:
-            pixels = picture(content, size=size, layout=layout, channels=channels, fit=fit, **options)
+            pixels = picture(image, size=size, layout=layout, channels=channels, fit=fit, **options)
         except InvalidInput as error:
             raise InvalidInput(f"'{path}': {error.message}") from error
         is_similar = abs(own[0] * size[1] - own[1] * size[0]) <= max(own) / 2  # but for rounding to pixels
@@ -216,24 +220,6 @@ def _place(samples: Array, spec: TensorSpec) -> Array:
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
-
-
-def _picture_size(path: str, content: bytes) -> tuple[int, int]:
-    """Return height and width, as the picture is turned by its EXIF data."""
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise NotSupported(f"'{path}' needs the package 'pillow': pip install 'dragoman[images]'") from error
-    import io
-
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            turned = ImageOps.exif_transpose(image)
-            return turned.height, turned.width
-    except Image.UnidentifiedImageError as error:
-        raise InvalidInput(f"'{path}' is not a picture, or one of a format that Pillow does not read") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InvalidInput(f"'{path}' cannot be read as a picture: {error}") from error
 
 
 def _parse_size(text: str) -> tuple[int, int]:

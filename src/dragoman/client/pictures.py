@@ -50,7 +50,7 @@ def picture(
         raise InvalidInput(f"layout: expected 'NCHW' or 'NHWC', got {layout!r}")
     if fit not in ("stretch", "letterbox", "crop"):
         raise InvalidInput(f"fit: expected 'stretch', 'letterbox' or 'crop', got {fit!r}")
-    opened = _open(image).convert(_MODES[channels])
+    opened = open_picture(image).convert(_MODES[channels])
     if size is not None:
         opened = _resized(opened, *((size, size) if isinstance(size, int) else size), fit)
     pixels = np.asarray(opened).reshape(1, opened.height, opened.width, channels)
@@ -123,25 +123,34 @@ def _axes(spec: TensorSpec) -> tuple[Layout, int, int, int] | None:
     return ("NHWC", shape[3], shape[1], shape[2]) if shape[3] in _MODES else None
 
 
-def _open(image: Any) -> Any:
+def open_picture(image: Any, name: str = "") -> Any:
+    """Return an image of Pillow, upright, from a path, the bytes of a file, or an image. `name` is that of the file.
+
+    Raises ImportError without Pillow, InvalidInput if the image cannot be read or has no 8 bits for each channel.
+    """
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise ImportError(f"pictures need the package 'pillow' ({error}): pip install 'dragoman[images]'") from None
     if isinstance(image, (str, PathLike, bytes, bytearray, memoryview)):
         source = image if isinstance(image, (str, PathLike)) else io.BytesIO(image)
+        shown = name or (str(source) if isinstance(source, (str, PathLike)) else "")
         try:
             image = Image.open(source)
             image.load()
         except Image.UnidentifiedImageError as error:
-            name = f"'{source}' is" if isinstance(source, (str, PathLike)) else "these bytes are"
-            raise InvalidInput(f"{name} not a picture, or one of a format that Pillow does not read") from error
+            subject = f"'{shown}' is" if shown else "these bytes are"
+            raise InvalidInput(f"{subject} not a picture, or one of a format that Pillow does not read") from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InvalidInput(f"the image cannot be read: {error}") from error
+            reason = f"'{name}' cannot be read as a picture" if name else "the image cannot be read"
+            raise InvalidInput(f"{reason}: {error}") from error
     elif not is_picture(image):
         raise InvalidInput(f"expected a path, bytes or an image of Pillow, got {type(image).__name__}")
     if len(image.getbands()) == 1 and image.mode not in ("1", "L", "P"):
-        raise InvalidInput(f"expected 8 bits for each channel, got an image of mode {image.mode}: convert it first")
+        where = f"'{name}': " if name else ""
+        raise InvalidInput(
+            f"{where}expected 8 bits for each channel, got an image of mode {image.mode}: convert it first"
+        )
     return ImageOps.exif_transpose(image)
 
 
