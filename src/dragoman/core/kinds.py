@@ -1,4 +1,4 @@
-"""What a model is for, in one word, from its description."""
+"""What a model is for, in one word, from its description, and the outputs that names of classes belong to."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -184,6 +184,22 @@ def _is_candidates(spec: TensorSpec, model: ModelDescription) -> bool:
         return has_boxes(shape, len(labels.names))
     fields, places = sorted(shape[1:])
     return fields > _BOX and places >= max(_MIN_BOXES, 4 * fields)
+
+
+def named_outputs(
+    names: Sequence[str], outputs: Iterable[TensorSpec], *, is_detector: bool = False
+) -> dict[str, Sequence[str]]:
+    """Return the names by the output that they belong to; empty without names, or if that is not clear.
+
+    It is the only output whose last axis has a value for each class; of a detector the first one that has, for each
+    place, a box and the scores of the classes.
+    """
+    specs = [*outputs]
+    fitting = [spec for spec in specs if spec.shape and spec.shape[-1] == len(names)]
+    if names and is_detector:
+        with_boxes = (spec for spec in specs if len(spec.shape or ()) >= 3 and has_boxes(spec.shape or (), len(names)))
+        fitting = [*with_boxes][:1] or fitting or specs[:1]
+    return {fitting[0].name: names} if names and len(fitting) == 1 else {}
 
 
 def has_boxes(shape: Shape, classes: int) -> bool:

@@ -16,12 +16,12 @@ from dragoman.core.about import first_paragraph
 from dragoman.core.calls import ClassLabels, Tensors
 from dragoman.core.datatypes import BYTES
 from dragoman.core.errors import InvalidInput
+from dragoman.core.kinds import named_outputs
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.engine.trial import examples_file, own_folders
 from dragoman.engine.warmup import read_requests
-from dragoman.runtimes.class_names import assign
 from dragoman.workers.pool import Loaded
 
 _READMES = ("README.md", "readme.md", "Readme.md", "README", "README.txt", "README.rst")
@@ -78,7 +78,7 @@ def _labels(folder: Path, signature: Signature) -> dict[str, ClassLabels]:
         names = tuple(line.strip() for line in text.strip().splitlines())
         if len(names) < _MIN_CLASSES or not all(names):
             continue
-        if found := assign(names, signature.outputs):
+        if found := named_outputs(names, signature.outputs):
             return {output: ClassLabels("", names) for output in found}
     return {}
 

@@ -1,11 +1,8 @@
-"""Class names that files and estimators hold, and the outputs that they belong to."""
+"""Class names that files and estimators hold."""
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from dragoman.core.kinds import has_boxes
-from dragoman.core.signature import TensorSpec
 
 _MAX_CHARACTERS = 1_000_000
 MAX_CLASSES = 100_000
@@ -41,22 +38,6 @@ def names_of(value: Any) -> tuple[str, ...]:
 def names_in_metadata(metadata: Mapping[str, str]) -> tuple[str, ...]:
     """Return the class names in the metadata of a file, as exporters of classifiers and detectors write them."""
     return next((names for key in _KEYS if (names := parse_names(metadata.get(key, "")))), ())
-
-
-def assign(
-    names: Sequence[str], outputs: Iterable[TensorSpec], *, is_detector: bool = False
-) -> dict[str, Sequence[str]]:
-    """Return the names by the output that they belong to; empty without names, or if that is not clear.
-
-    It is the only output whose last axis has a value for each class; of a detector the first one that has, for each
-    place, a box and the scores of the classes.
-    """
-    specs = [*outputs]
-    fitting = [spec for spec in specs if spec.shape and spec.shape[-1] == len(names)]
-    if names and is_detector:
-        with_boxes = (spec for spec in specs if len(spec.shape or ()) >= 3 and has_boxes(spec.shape or (), len(names)))
-        fitting = [*with_boxes][:1] or fitting or specs[:1]
-    return {fitting[0].name: names} if names and len(fitting) == 1 else {}
 
 
 def estimator_kind(estimator: Any) -> str:

@@ -11,13 +11,14 @@ from dragoman.core.calls import Infer
 from dragoman.core.datatypes import FP32, NUMERIC, Array, datatype_of
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import ModelFailed
+from dragoman.core.kinds import named_outputs
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.formats.json_scan import check_depth
 from dragoman.formats.policy import Policy
 from dragoman.formats.ubjson import is_ubjson
-from dragoman.runtimes.class_names import assign, names_of
+from dragoman.runtimes.class_names import names_of
 from dragoman.runtimes.files import model_path
 from dragoman.runtimes.tables import check_fp32, content, matrix
 
@@ -81,7 +82,7 @@ class XGBoostModel(Model):
     def class_labels(self) -> Mapping[str, Sequence[str]]:
         """Return the classes that XGBClassifier has noted in the file, which it did until they had to be 0, 1, ..."""
         names = names_of(parse_json(self._booster.attr("scikit_learn") or "{}").get("classes_"))
-        return assign(names, [s for s in self._signature.outputs if s.name in ("predict", "predict_proba")])
+        return named_outputs(names, [s for s in self._signature.outputs if s.name in ("predict", "predict_proba")])
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
         requested = set(call.outputs or ("predict",))

@@ -15,11 +15,11 @@ from dragoman.codecs.elements import strings
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, Array, Datatype
 from dragoman.core.errors import ModelFailed
-from dragoman.core.kinds import TASKS
+from dragoman.core.kinds import TASKS, named_outputs
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.class_names import assign, names_in_metadata
+from dragoman.runtimes.class_names import names_in_metadata
 from dragoman.runtimes.files import model_path
 from dragoman.runtimes.onnx import RUNTIME
 from dragoman.runtimes.onnx.graph import class_names, shaped_names, without_zip_maps
@@ -83,7 +83,9 @@ class OnnxModel(Model):
         if metadata.producer_name in _TABULAR_PRODUCERS and self._signature.output_names == _REGRESSION:
             self.kind = "regressor"
         is_detector = self.kind in ("detector", "segmentation")
-        self._labels = labels or assign(names_in_metadata(custom), self._signature.outputs, is_detector=is_detector)
+        self._labels = labels or named_outputs(
+            names_in_metadata(custom), self._signature.outputs, is_detector=is_detector
+        )
         if not self._labels and path.suffix == ".onnx" and len(self._signature.outputs) <= _MAX_CLASSIFIER_OUTPUTS:
             self._labels = _classifier_labels(class_names(path), self._signature.outputs)
         if not _declares_rows(self._session, path):
@@ -120,7 +122,7 @@ def _classifier_labels(names: Sequence[str], outputs: Sequence[TensorSpec]) -> M
     """Return the names by the scores of a classifier, [rows, classes] of floats."""
     scores = [spec for spec in outputs if spec.datatype is not None and spec.datatype.kind == "float"]
     free = [spec for spec in scores if spec.shape is not None and len(spec.shape) == 2 and spec.shape[1] == -1]
-    return assign(names, scores) or ({free[0].name: names} if names and len(scores) == len(free) == 1 else {})
+    return named_outputs(names, scores) or ({free[0].name: names} if names and len(scores) == len(free) == 1 else {})
 
 
 _MAX_CLASSIFIER_OUTPUTS = 2  # label and scores
