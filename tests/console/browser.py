@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+import dragoman
+from rest.rest_server import DEFAULTS
+
 playwright = pytest.importorskip("playwright.async_api")
 axe = pytest.importorskip("axe_playwright_python.async_playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -104,6 +107,13 @@ async def open_page(chromium: Any, url: str) -> Browser:
     """Open a page in a context of its own, without the keys of others."""
     context = await chromium.new_context(viewport={"width": 1200, "height": 850})
     return Browser(await context.new_page(), url)
+
+
+@asynccontextmanager
+async def serve_page(chromium: Any, *models: Any, **settings: Any) -> AsyncIterator[Browser]:
+    """Serve models with these settings besides DEFAULTS, and open a page of the server."""
+    async with dragoman.Server(*models, **{**DEFAULTS, **settings}) as server:
+        yield await open_page(chromium, str(server.http_url))
 
 
 def png(width: int, height: int, color: Callable[[int, int], tuple[int, int, int]]) -> bytes:

@@ -1,4 +1,4 @@
-"""One Chromium for all tests of the console."""
+"""One Chromium for all tests of the console, and the page of a module."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,3 +12,11 @@ async def chromium() -> AsyncIterator[Any]:
 
     async with open_chromium() as found:
         yield found
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def browser(opened: Any) -> AsyncIterator[Any]:
+    """Return the page that the module has `opened`, and check after the test that nothing went wrong in it."""
+    opened.problems.clear()
+    yield opened
+    assert opened.problems == []

@@ -9,8 +9,7 @@ import pytest_asyncio
 from numpy.typing import NDArray
 
 import dragoman
-from console.browser import Browser, needs_chromium, open_page
-from rest.rest_server import DEFAULTS
+from console.browser import Browser, needs_chromium, serve_page
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 
@@ -49,15 +48,8 @@ class House(dragoman.Model):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    async with dragoman.Server(Classifier, House, **DEFAULTS) as server:
-        yield await open_page(chromium, str(server.http_url))
-
-
-@pytest_asyncio.fixture(loop_scope="package")
-async def browser(opened: Browser) -> AsyncIterator[Browser]:
-    opened.problems.clear()
-    yield opened
-    assert opened.problems == []
+    async with serve_page(chromium, Classifier, House) as page:
+        yield page
 
 
 async def run(browser: Browser, model: str, table: str) -> None:

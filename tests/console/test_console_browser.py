@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-import dragoman
-from console.browser import Browser, needs_chromium, open_page, png
+from console.browser import Browser, needs_chromium, png, serve_page
 from console.console_models import (
     HOSTILE,
     Detector,
@@ -27,7 +26,6 @@ from console.console_models import (
     energy,
     write_graphs,
 )
-from rest.rest_server import DEFAULTS
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 MODELS = (Table, energy, decay, Wrong, Parrot, Mirror, Planes, Sizes, Wage, Detector, Echo, Hostile)
@@ -37,16 +35,8 @@ MODELS = (Table, energy, decay, Wrong, Parrot, Mirror, Planes, Sizes, Wage, Dete
 async def opened(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> AsyncIterator[Browser]:
     """One server and one page for all tests: a browser takes longer to start than to show all views."""
     graphs = write_graphs(tmp_path_factory.mktemp("graphs"))
-    settings = {**DEFAULTS, "control_open": True, "recent_requests": 50}
-    async with dragoman.Server(*MODELS, *graphs, **settings) as server:
-        yield await open_page(chromium, str(server.http_url))
-
-
-@pytest_asyncio.fixture(loop_scope="package")
-async def browser(opened: Browser) -> AsyncIterator[Browser]:
-    opened.problems.clear()
-    yield opened
-    assert opened.problems == []
+    async with serve_page(chromium, *MODELS, *graphs, control_open=True, recent_requests=50) as page:
+        yield page
 
 
 async def test_models_are_listed_and_controlled(browser: Browser) -> None:

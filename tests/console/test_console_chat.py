@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-import dragoman
-from console.browser import Browser, needs_chromium, open_page, png
+from console.browser import Browser, needs_chromium, png, serve_page
 from console.chat_models import Talker, Writer
 from dragoman.core.text import Chat
-from rest.rest_server import DEFAULTS
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -21,8 +19,8 @@ WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    async with dragoman.Server(Talker, Writer, **{**DEFAULTS, "trial_s": 0}) as server:
-        yield await open_page(chromium, str(server.http_url))
+    async with serve_page(chromium, Talker, Writer, trial_s=0) as page:
+        yield page
 
 
 @pytest_asyncio.fixture(loop_scope="package")

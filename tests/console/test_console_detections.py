@@ -9,8 +9,7 @@ import pytest_asyncio
 from numpy.typing import NDArray
 
 import dragoman
-from console.browser import Browser, needs_chromium, open_page, png
-from rest.rest_server import DEFAULTS
+from console.browser import Browser, needs_chromium, png, serve_page
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 CLASSES = 7
@@ -58,15 +57,8 @@ class Segmenter(dragoman.Model):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    async with dragoman.Server(Finder, Segmenter, **DEFAULTS) as server:
-        yield await open_page(chromium, str(server.http_url))
-
-
-@pytest_asyncio.fixture(loop_scope="package")
-async def browser(opened: Browser) -> AsyncIterator[Browser]:
-    opened.problems.clear()
-    yield opened
-    assert opened.problems == []
+    async with serve_page(chromium, Finder, Segmenter) as page:
+        yield page
 
 
 def red_square(width: int, height: int) -> dict[str, Any]:

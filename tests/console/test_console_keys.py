@@ -4,21 +4,17 @@ from typing import Any
 
 import pytest
 
-import dragoman
 from access.access_models import KeyFile
 from access.conftest import keys as keys
-from console.browser import needs_chromium, open_page
+from console.browser import needs_chromium, serve_page
 from console.console_models import Table, Wage
-from rest.rest_server import DEFAULTS
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 
 
 async def test_a_key_opens_the_console(keys: KeyFile, chromium: Any) -> None:
     keys.add("caller", ["infer"])
-    settings = {**DEFAULTS, "api_keys": str(keys.path)}
-    async with dragoman.Server(Table, **settings) as server:
-        browser = await open_page(chromium, str(server.http_url))
+    async with serve_page(chromium, Table, api_keys=str(keys.path)) as browser:
         page, requested = browser.page, list[str]()
         page.on("request", lambda request: requested.append(request.url))
         await browser.open("/")
@@ -53,9 +49,7 @@ async def test_a_key_opens_the_console(keys: KeyFile, chromium: Any) -> None:
 async def test_errors_of_a_key_are_shown_where_they_occur(keys: KeyFile, chromium: Any) -> None:
     """A key for one model: its list, and that what is of the whole server is not for it."""
     keys.add("one", ["infer", "read"], ["Table"])
-    settings = {**DEFAULTS, "api_keys": str(keys.path), "recent_requests": 10}
-    async with dragoman.Server(Table, Wage, **settings) as server:
-        browser = await open_page(chromium, str(server.http_url))
+    async with serve_page(chromium, Table, Wage, api_keys=str(keys.path), recent_requests=10) as browser:
         page = browser.page
         await browser.open("/")
         await page.fill("#key", keys.keys["one"])

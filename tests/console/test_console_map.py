@@ -10,8 +10,7 @@ import pytest_asyncio
 from numpy.typing import NDArray
 
 import dragoman
-from console.browser import Browser, needs_chromium, open_page
-from rest.rest_server import DEFAULTS
+from console.browser import Browser, needs_chromium, serve_page
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 
@@ -67,15 +66,8 @@ def product(x: NDArray[Any]) -> NDArray[Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    async with dragoman.Server(hill, slow, glacial, product, fragile, fragile_rows, **DEFAULTS) as server:
-        yield await open_page(chromium, str(server.http_url))
-
-
-@pytest_asyncio.fixture(loop_scope="package")
-async def browser(opened: Browser) -> AsyncIterator[Browser]:
-    opened.problems.clear()
-    yield opened
-    assert opened.problems == []
+    async with serve_page(chromium, hill, slow, glacial, product, fragile, fragile_rows) as page:
+        yield page
 
 
 def count_requests(browser: Browser, suffix: str) -> list[str]:

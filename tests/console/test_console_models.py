@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-import dragoman
-from console.browser import Browser, needs_chromium, open_page, playwright
+from console.browser import Browser, needs_chromium, playwright, serve_page
 from console.console_models import Parrot, Table, Wage, decay, write_graphs
-from rest.rest_server import DEFAULTS
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 PHONE, WIDE = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
@@ -23,10 +21,9 @@ PHONE, WIDE = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 async def opened(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> AsyncIterator[Browser]:
     folder = tmp_path_factory.mktemp("models")
     (folder / "broken.onnx").write_bytes(b"not ONNX")
-    settings = {**DEFAULTS, "recent_requests": 50}
     models = (Table, Wage, Parrot, decay, *write_graphs(folder), str(folder / "broken.onnx"))
-    async with dragoman.Server(*models, **settings) as server:
-        yield await open_page(chromium, str(server.http_url))
+    async with serve_page(chromium, *models, recent_requests=50) as page:
+        yield page
 
 
 @pytest_asyncio.fixture(loop_scope="package")

@@ -14,8 +14,7 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from console.browser import Browser, needs_chromium, open_page, png
-from rest.rest_server import DEFAULTS
+from console.browser import Browser, needs_chromium, png, serve_page
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 LARGE = 2**60 + 1
@@ -97,16 +96,8 @@ class Finder(dragoman.Model):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    settings = {**DEFAULTS, "nonfinite": "literal"}
-    async with dragoman.Server(Rare, Wide, Examples, Finder, **settings) as server:
-        yield await open_page(chromium, str(server.http_url))
-
-
-@pytest_asyncio.fixture(loop_scope="package")
-async def browser(opened: Browser) -> AsyncIterator[Browser]:
-    opened.problems.clear()
-    yield opened
-    assert opened.problems == []
+    async with serve_page(chromium, Rare, Wide, Examples, Finder, nonfinite="literal") as page:
+        yield page
 
 
 async def run(browser: Browser, model: str) -> None:
@@ -197,8 +188,7 @@ async def test_a_photo_for_a_detector_is_in_a_letterbox(browser: Browser) -> Non
 
 async def test_a_busy_server_does_not_take_the_control_buttons_away(chromium: Any) -> None:
     """A response of 503 is not a denial: the page asks again."""
-    async with dragoman.Server(Wide, **DEFAULTS, control_open=True) as server:
-        browser = await open_page(chromium, str(server.http_url))
+    async with serve_page(chromium, Wide, control_open=True) as browser:
         busy = [True]
 
         async def answer(route: Any) -> None:
@@ -213,8 +203,7 @@ async def test_a_busy_server_does_not_take_the_control_buttons_away(chromium: An
 
 
 async def test_a_key_that_no_header_can_hold_is_refused_in_the_form(chromium: Any) -> None:
-    async with dragoman.Server(Wide, **DEFAULTS) as server:
-        browser = await open_page(chromium, str(server.http_url))
+    async with serve_page(chromium, Wide) as browser:
         await browser.page.route("**/console/v2", lambda route: route.fulfill(status=401, body='{"error": "no key"}'))
         await browser.open("/")
         await browser.page.fill("#key", "caf\u00e9 \u2026")
@@ -224,8 +213,7 @@ async def test_a_key_that_no_header_can_hold_is_refused_in_the_form(chromium: An
 
 
 async def test_a_key_is_kept_although_chats_fill_the_storage(chromium: Any) -> None:
-    async with dragoman.Server(Wide, **DEFAULTS) as server:
-        browser = await open_page(chromium, str(server.http_url))
+    async with serve_page(chromium, Wide) as browser:
         await browser.page.route("**/console/v2", lambda route: route.fulfill(status=401, body='{"error": "no key"}'))
         await browser.open("/")
         await browser.page.evaluate(FILL)

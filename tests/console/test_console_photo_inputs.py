@@ -1,5 +1,6 @@
 """Which inputs get a photo in the console, and how it is sent to those with one matrix a row."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,7 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from console.browser import needs_chromium, open_page, png
-from rest.rest_server import DEFAULTS
+from console.browser import Browser, needs_chromium, png, serve_page
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 
@@ -36,9 +36,9 @@ class Digits(dragoman.Model):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def browser(chromium: Any) -> Any:
-    async with dragoman.Server(Digits, **DEFAULTS) as server:
-        yield await open_page(chromium, str(server.http_url))
+async def opened(chromium: Any) -> AsyncIterator[Browser]:
+    async with serve_page(chromium, Digits) as page:
+        yield page
 
 
 async def test_inputs_that_take_pictures(browser: Any) -> None:

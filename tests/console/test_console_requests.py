@@ -12,7 +12,7 @@ import pytest
 import dragoman
 from access.access_models import KeyFile
 from access.conftest import keys as keys
-from console.browser import Browser, needs_chromium, open_page, playwright
+from console.browser import Browser, needs_chromium, open_page, playwright, serve_page
 from console.console_models import Parrot, Table, decay, write_graphs
 from rest.rest_server import DEFAULTS, RestServer
 
@@ -119,8 +119,7 @@ async def test_a_request_of_this_tab_is_sent_again_and_copied(chromium: Any) -> 
 
 
 async def test_without_recent_requests_those_of_the_tab_are_listed_without_keys(keys: KeyFile, chromium: Any) -> None:
-    async with dragoman.Server(Table, **{**DEFAULTS, "api_keys": str(keys.path)}) as server:
-        browser = await open_page(chromium, str(server.http_url))
+    async with serve_page(chromium, Table, api_keys=str(keys.path)) as browser:
         page, key = browser.page, keys.keys["user"]
         await browser.open("/")
         await page.fill("#key", key)

@@ -1,5 +1,6 @@
 """Forms of models with an example that is too long to show, or without declared inputs, answer as they are opened."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,7 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from console.browser import needs_chromium, open_page
-from rest.rest_server import DEFAULTS
+from console.browser import Browser, needs_chromium, serve_page
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 
@@ -84,9 +84,9 @@ class Sure(Classifier):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def browser(chromium: Any) -> Any:
-    async with dragoman.Server(Photo, Wave, Open, Classifier, Sure, **DEFAULTS) as server:
-        yield await open_page(chromium, str(server.http_url))
+async def opened(chromium: Any) -> AsyncIterator[Browser]:
+    async with serve_page(chromium, Photo, Wave, Open, Classifier, Sure) as page:
+        yield page
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The table of a model whose inputs are its columns."""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,8 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from console.browser import Browser, needs_chromium, open_page
+from console.browser import Browser, needs_chromium, serve_page
 from console.console_models import Wage
-from rest.rest_server import DEFAULTS
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 
@@ -33,9 +33,9 @@ class Homes(dragoman.Model):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def browser(chromium: Any) -> Any:
-    async with dragoman.Server(Homes, Wage, **DEFAULTS) as server:
-        yield await open_page(chromium, str(server.http_url))
+async def opened(chromium: Any) -> AsyncIterator[Browser]:
+    async with serve_page(chromium, Homes, Wage) as page:
+        yield page
 
 
 async def load(browser: Browser, text: str, name: str = "homes.csv") -> None:
