@@ -72,7 +72,7 @@ class Shell:
 
     def curl(self, command: str) -> None:
         local = command.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}")
-        silent = local.replace("curl", "curl -sS", 1)
+        silent = local.replace("curl", "curl -sS --fail-with-body", 1)
         process = subprocess.run(silent, shell=True, cwd=self.folder, capture_output=True, check=True)
         assert process.stdout, f"no response to {command}"
         assert "error" not in json.loads(process.stdout), process.stdout
