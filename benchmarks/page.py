@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.aims import AIMS, Maximum, MinRatio
+from benchmarks.aims import AIMS
 from benchmarks.plots import Bar, Group, chart
 from benchmarks.processes import RESULTS, ROOT
 from benchmarks.subjects import ECHOES, OURS
@@ -195,14 +195,8 @@ def targets(results: Mapping[str, Result]) -> str:
         measured = "not measured" if rate is None else f"{rate:.2f}"
         met = "" if value is None else ("yes" if aim.is_met(value) else "no") + (", other load" if busy else "")
         by_cpu = "" if cpu is None else f"{cpu:.2f}"
-        lines.append(f"| {aim.bench.upper()} | {_workload(aim)} | {aim.describe()} | {measured} | {by_cpu} | {met} |")
+        lines.append(f"| {aim.bench.upper()} | {aim.subject()} | {aim.describe()} | {measured} | {by_cpu} | {met} |")
     return "\n".join(lines)
-
-
-def _workload(aim: MinRatio | Maximum) -> str:
-    if isinstance(aim, Maximum):
-        return f"{aim.workload}, {aim.key}"
-    return f"{aim.workload}, {aim.connections} connections"
 
 
 def pictures(results: Mapping[str, Result]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from benchmarks import peers, resources, subjects, tails, token_streams, workloa
 from benchmarks.identity import Cores
 from benchmarks.peers import CLASSIFIER, PEERS, PeerConfig
 from benchmarks.processes import RESULTS, ROOT
-from benchmarks.subjects import Subject
+from benchmarks.subjects import OURS, Subject
 from benchmarks.turns import Plan, Row, rounds, summary
 from benchmarks.workloads import Response, Workload
 
@@ -117,7 +117,15 @@ def _codecs(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
         row: Row = {"workload": key[0], "server": f"{key[1]}, {key[2]}"}
         row |= {k: round(statistics.median(r[k] for r in mine), 3) for k in ("encode_ms", "decode_ms")}
         found.append(row)
-    return found
+    return [row | _codec_ratios(row, found) for row in found]
+
+
+def _codec_ratios(row: Row, rows: Sequence[Row]) -> Row:
+    """Return the ratios of the times of other servers to those of a row: both directions together."""
+    others = [r for r in rows if r["workload"] == row["workload"] and not r["server"].startswith(OURS)]
+    total = row["encode_ms"] + row["decode_ms"]
+    ratios = {r["server"]: round((r["encode_ms"] + r["decode_ms"]) / total, 3) for r in others}
+    return {"ratios": ratios, "cpu_ratios": {}} if row["server"].startswith(OURS) else {}
 
 
 def _run_benchmark(module: str, plan: Plan, *flags: str) -> Any:

@@ -78,7 +78,9 @@ def test_ratios_compare_within_a_round() -> None:
 
 
 def test_aims_are_about_workloads_of_the_suite() -> None:
-    checked = {w.name for w in workloads.identity()} | {"sklearn", "startup", "idle"}
+    checked = {w.name for w in workloads.identity()} | {
+        row["workload"] for result in page.load_results(RESULTS).values() for row in result["rows"]
+    }
     for aim in AIMS:
         assert aim.bench in SUITE
         assert aim.workload in checked
@@ -87,10 +89,10 @@ def test_aims_are_about_workloads_of_the_suite() -> None:
 @pytest.mark.parametrize(
     ("busy", "rate", "cpu", "verdict"),
     [
-        (0.0, 0.6, 0.4, "yes"),
-        (0.0, 0.4, 0.6, "no"),
-        (1.5, 0.4, 0.6, "yes, other load"),
-        (1.5, 0.6, 0.4, "no, other load"),
+        (0.0, 0.7, 0.4, "yes"),
+        (0.0, 0.4, 0.7, "no"),
+        (1.5, 0.4, 0.7, "yes, other load"),
+        (1.5, 0.7, 0.4, "no, other load"),
     ],
 )
 def test_cpu_time_decides_if_other_processes_were_busy(busy: float, rate: float, cpu: float, verdict: str) -> None:
@@ -101,7 +103,7 @@ def test_cpu_time_decides_if_other_processes_were_busy(busy: float, rate: float,
     assert cells == [
         "W1",
         "rest-json-small, 16 connections",
-        "at least 0.5 times echo",
+        "at least 0.65 times echo",
         f"{rate:.2f}",
         f"{cpu:.2f}",
         verdict,
