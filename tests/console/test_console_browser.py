@@ -310,6 +310,19 @@ async def test_a_snippet_runs_for_any_name_of_a_tensor(browser: Browser) -> None
     assert json.loads(output)["outputs"][0]["datatype"] == "BYTES", snippet
 
 
+async def test_a_snippet_is_copied_where_pages_have_no_clipboard(browser: Browser) -> None:
+    """Browsers give `navigator.clipboard` to pages of https and localhost only."""
+    page = browser.page
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await browser.open("/#/models/Table", "Code")
+    take = "Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })"
+    await page.evaluate(f"() => {{ window.clipboard = navigator.clipboard; {take}; }}")
+    await browser.press("Copy")
+    await page.get_by_role("button", name="Copied").wait_for()
+    assert await page.evaluate("() => clipboard.readText()") == await page.inner_text("pre.code")
+    await page.evaluate("() => void delete navigator.clipboard")
+
+
 async def test_a_simulator_and_its_gradient(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/energy", "Simulator")

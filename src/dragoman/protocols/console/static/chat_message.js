@@ -1,6 +1,7 @@
 // A message of a chat: what it says, and what can be done with it.
 import { describe } from "./chat_stream.js";
-import { CodeBlock, CopyButton } from "./code_block.js";
+import { CodeBlock } from "./code_block.js";
+import { CopyButton } from "./copy.js";
 import { html, useState } from "./html.js";
 import { Markdown } from "./markdown.js";
 import { Tokens, TokenTable } from "./tokens.js";

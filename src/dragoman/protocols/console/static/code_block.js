@@ -1,7 +1,7 @@
 // A block of code with its language, a button that copies it, and colours.
-import { html, useMemo, useRef, useState } from "./html.js";
+import { CopyButton } from "./copy.js";
+import { html, useMemo } from "./html.js";
 
-const COPIED_MS = 1500;
 const MAX_COLOURED = 50_000; // characters; longer code is plain
 
 const KEYWORDS = new Set(
@@ -35,32 +35,6 @@ function coloured(text, language) {
     end = match.index + found.length;
   }
   return [...parts, text.slice(end)];
-}
-
-// A button that copies a text, and says that it did.
-export function CopyButton({ text, label = "Copy", describes = "" }) {
-  const [result, setResult] = useState("");
-  const timer = useRef(0);
-  const copy = async () => {
-    const isCopied = await copyText(text).then(() => true, () => false);
-    setResult(isCopied ? "Copied" : "Not copied: the browser does not allow it");
-    clearTimeout(timer.current);
-    timer.current = setTimeout(() => setResult(""), COPIED_MS);
-  };
-  return html`<button type="button" class="quiet" onClick=${copy} aria-label=${result ? undefined : describes || label}>${result || label}</button>`;
-}
-
-// The clipboard is there for https and localhost only; elsewhere a selection is copied.
-async function copyText(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = document.createElement("textarea");
-  area.value = text;
-  area.className = "visually-hidden";
-  document.body.append(area);
-  area.select();
-  const isCopied = document.execCommand("copy");
-  area.remove();
-  if (!isCopied) throw new Error("not copied");
 }
 
 export function CodeBlock({ language, text }) {

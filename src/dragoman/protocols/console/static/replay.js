@@ -1,6 +1,8 @@
 // A request of this tab: its body, sending it again, and the same for other clients.
 import { ApiError, parseJson, root, send, storedKey } from "./api.js";
+import { CopyButton } from "./copy.js";
 import { html, useState } from "./html.js";
+import { saveFile } from "./save.js";
 import { array, python, quote } from "./snippets.js";
 import { duration } from "./words.js";
 
@@ -82,17 +84,8 @@ function pretty(text) {
   return found.length > MAX_SHOWN ? `${found.slice(0, MAX_SHOWN)}\n… ${found.length - MAX_SHOWN} characters more` : found;
 }
 
-function save(request) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([request.body]));
-  link.download = fileOf(request);
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-}
-
 export function Sent({ request }) {
   const [chosen, setChosen] = useState(0);
-  const [copied, setCopied] = useState("");
   const [answer, setAnswer] = useState(null);
   const [busy, setBusy] = useState(false);
   const found = snippetsOf(request, location.origin + root);
@@ -110,15 +103,14 @@ export function Sent({ request }) {
     setBusy(false);
   }
 
-  const copy = () => navigator.clipboard.writeText(found[chosen][1]).then(() => setCopied("Copied"), () => setCopied("Select the text to copy it"));
   return html`<section class="card"><h2>Send it again</h2>
       <p class="row"><button class="primary" disabled=${busy} onClick=${replay}>${busy ? "Sending …" : "Replay"}</button>
-        ${request.body !== undefined && html`<button onClick=${() => save(request)}>Save the body</button>`}</p>
+        ${request.body !== undefined && html`<button onClick=${() => saveFile(fileOf(request), request.body)}>Save the body</button>`}</p>
       <div aria-live="polite">${answer && html`<p><span class=${`state ${answer.status >= 200 && answer.status < 400 ? "good" : "bad"}`}>${answer.status || "failed"}</span>
         <span class="note"> after ${duration(answer.ms)}; the first time ${request.status} after ${duration(request.ms)}</span></p><pre class="code short" tabindex="0">${answer.text}</pre>`}</div></section>
     <section class="card"><h2>From elsewhere</h2>
-      <div class="row">${found.map(([title], i) => html`<button aria-pressed=${i === chosen} onClick=${() => (setChosen(i), setCopied(""))}>${title}</button>`)}
-        <button onClick=${copy}>Copy</button><span role="status">${copied}</span></div>
+      <div class="row">${found.map(([title], i) => html`<button aria-pressed=${i === chosen} onClick=${() => setChosen(i)}>${title}</button>`)}
+        <${CopyButton} key=${chosen} text=${found[chosen][1]} kind="" /></div>
       <pre class="code short" tabindex="0">${found[chosen][1]}</pre></section>
     ${isText(request) && html`<section class="card"><h2>Body</h2><pre class="code short" tabindex="0">${pretty(request.body)}</pre></section>`}`;
 }

@@ -1,10 +1,11 @@
 // Values of a tensor out of the page: to the clipboard or as a file.
-import { html, useState } from "./html.js";
+import { CopyButton } from "./copy.js";
+import { html } from "./html.js";
 import { isNumber, show } from "./tensors.js";
 
 const KEEP_MS = 60_000; // until the browser has the file
 
-export function saveFile(name, content, type) {
+export function saveFile(name, content, type = "") {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([content], { type }));
   link.download = name.replace(/[^\w.-]+/g, "_");
@@ -33,13 +34,7 @@ export function tensorJson({ name, datatype, shape, data }) {
 
 // Buttons that copy and save all elements of a tensor as the server sent them.
 export function Save({ tensor, header = null }) {
-  const [note, setNote] = useState("");
-  const copy = () => navigator.clipboard.writeText(delimited(tensor, "\t", header)).then(
-    () => setNote("copied"),
-    () => setNote("the browser does not allow to copy here"),
-  );
-  return html`<p class="row save"><button class="small" onClick=${copy}>Copy</button>
+  return html`<p class="row save"><${CopyButton} text=${() => delimited(tensor, "\t", header)} kind="small" />
     <button class="small" onClick=${() => saveFile(`${tensor.name}.csv`, `${delimited(tensor, ",", header)}\n`, "text/csv")}>CSV</button>
-    <button class="small" onClick=${() => saveFile(`${tensor.name}.json`, tensorJson(tensor), "application/json")}>JSON</button>
-    <span class="note" role="status">${note}</span></p>`;
+    <button class="small" onClick=${() => saveFile(`${tensor.name}.json`, tensorJson(tensor), "application/json")}>JSON</button></p>`;
 }

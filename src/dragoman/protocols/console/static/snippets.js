@@ -1,5 +1,6 @@
 // Code that calls a model, for the clients that people have; it runs as it is.
 import { modelPath, root, storedKey } from "./api.js";
+import { CopyButton } from "./copy.js";
 import { html, useState } from "./html.js";
 import { channelsOf, pictureAxes, takesPictures } from "./images.js";
 import { AS_IS, CROP, LETTERBOX, STRETCH, firstSettings } from "./photos.js";
@@ -142,7 +143,6 @@ function simulatorSnippets({ name, url }) {
 
 export function Snippets({ name, version, model }) {
   const [chosen, setChosen] = useState(0);
-  const [copied, setCopied] = useState("");
   const context = { name, version, model, url: location.origin + root, host: location.host, hasKey: storedKey() !== "" };
   const found = [
     ...(model.canGenerate ? textSnippets(context) : []),
@@ -154,11 +154,10 @@ export function Snippets({ name, version, model }) {
       <a href=${`${root}${modelPath(name, version)}/docs`}>API</a></p>`;
   }
   const [, text] = found[Math.min(chosen, found.length - 1)];
-  const copy = () => navigator.clipboard.writeText(text).then(() => setCopied("Copied"), () => setCopied("Select the text to copy it"));
   return html`<div class="row">${found.map(
-      ([title], i) => html`<button aria-pressed=${i === chosen} onClick=${() => (setChosen(i), setCopied(""))}>${title}</button>`,
+      ([title], i) => html`<button aria-pressed=${i === chosen} onClick=${() => setChosen(i)}>${title}</button>`,
     )}
-    <button onClick=${copy}>Copy</button><span role="status">${copied}</span></div>
+    <${CopyButton} key=${chosen} text=${text} kind="" /></div>
     <pre class="code" tabindex="0">${text}</pre>
     <p class="note">Everything that the model offers: <a href=${`${root}${modelPath(name, version)}/docs`}>API</a></p>`;
 }
