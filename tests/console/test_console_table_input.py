@@ -183,3 +183,13 @@ async def test_nothing_is_wrong_for_axe(browser: Browser) -> None:
     await browser.page.wait_for_selector(".cells input")
     assert await browser.find_violations() == []
     assert browser.problems == []
+
+
+async def test_a_blank_cell_of_floating_point_is_nan(browser: Browser) -> None:
+    await browser.open("/")
+    script = """async (datatypes) => {
+        const { columnTensor } = await import("/console/assets/table_input.js");
+        const cells = ["1.5", " "];
+        return datatypes.map((datatype) => columnTensor({ name: "x", datatype, shape: [-1], cells }).data);
+    }"""
+    assert await browser.page.evaluate(script, ["FP16", "BF16", "FP32", "FP64"]) == ["[1.5, null]"] * 4

@@ -1,5 +1,6 @@
 // One answer of a text model: the request of a conversation, and the response as it grows.
 import { events } from "./api.js";
+import { plural } from "./words.js";
 
 export const MAX_SEED = Number.MAX_SAFE_INTEGER;
 export const CONNECTION_LOST = "The connection was lost.";
@@ -146,7 +147,7 @@ const REASONS = { length: "cut off at max tokens", stopped: "stopped", tool_call
 export function describe({ usage, chunks, first_ms: first, streamed_ms: streamed, seed, reason }) {
   const count = usage?.completion_tokens ?? chunks;
   return [
-    `${count} token${count === 1 ? "" : "s"}`,
+    plural(count, "token"),
     streamed > MIN_STREAMED_MS && `${((count * (chunks - 1) * 1000) / (chunks * streamed)).toFixed(1)} tokens/s`,
     first !== null && `first after ${first < 1000 ? `${first.toFixed(0)} ms` : `${(first / 1000).toFixed(1)} s`}`,
     `seed ${seed}`,

@@ -1,5 +1,7 @@
 // Boxes of objects from the outputs of detectors: pure functions of the numbers. A box is { x0, y0, x1, y1, score, index } in
 // pixels of the picture that was sent; `index` is that of the class. Outputs: { name, datatype, shape, data } each.
+import { softmax } from "./reading.js";
+import { isFloat } from "./tensors.js";
 
 const STRIDES = [8, 16, 32];
 const LARGE_STRIDES = [...STRIDES, 64];
@@ -10,8 +12,6 @@ const MAX_CANDIDATES = 2000; // before overlapping ones are removed
 const OVERLAP = 0.45;
 const NORMALIZED = 2; // coordinates up to here are fractions of the picture
 
-const isFloat = ({ datatype }) => /FP|BF/.test(datatype);
-const flatOf = (tensor) => tensor.flat ?? tensor.data.flat(Infinity);
 
 // The numbers of cells of a picture, over the strides of a head.
 const cells = ({ width, height }, strides) => strides.reduce((sum, s) => sum + Math.ceil(width / s) * Math.ceil(height / s), 0);
@@ -92,7 +92,7 @@ function cellsOf({ width, height }, count) {
 function readGrid(tensor, { isTransposed, hasObjectness, isRelative }, n, size, order) {
   const [, a, b] = tensor.shape;
   const [width, count] = isTransposed ? [a, b] : [b, a];
-  const flat = flatOf(tensor);
+  const { flat } = tensor;
   const start = n * a * b;
   const at = isTransposed ? (i, k) => flat[start + k * count + i] : (i, k) => flat[start + i * width + k];
   const from = hasObjectness ? 5 : 4;
@@ -112,7 +112,7 @@ function readGrid(tensor, { isTransposed, hasObjectness, isRelative }, n, size, 
 function isRelative(tensor, isTransposed, size) {
   const [, count, width] = tensor.shape;
   if (isTransposed || width < 6 || !hasCells(count, size, 1)) return false;
-  const flat = flatOf(tensor);
+  const { flat } = tensor;
   for (let i = 0; i < count * width; i += width) if (flat[i + 2] < 0 || flat[i + 3] < 0) return true;
   return false;
 }
@@ -147,7 +147,7 @@ function rowsHeads(tensor, size) {
   const { shape } = tensor;
   if (!isFloat(tensor)) return [];
   if (shape.length === 3 && shape[2] === 6 && shape[1] <= MAX_BOXES) {
-    const flat = flatOf(tensor);
+    const { flat } = tensor;
     const at = (n, i, k) => flat[(n * shape[1] + i) * 6 + k];
     const isRow = (n, i) => at(n, i, 4) >= 0 && at(n, i, 4) <= 1 && Number.isInteger(at(n, i, 5)) && at(n, i, 5) >= -1;
     const isCertain = shape[1] > 0 && Array.from({ length: shape[0] * shape[1] }, (_, j) => isRow(Math.floor(j / shape[1]), j % shape[1])).every(Boolean);
@@ -155,7 +155,7 @@ function rowsHeads(tensor, size) {
     return isCertain ? [{ kind: "results: box, score, class", isCertain, orders: Object.keys(ORDERS), read }] : [];
   }
   if (shape.length === 2 && shape[1] === 7) {
-    const flat = flatOf(tensor);
+    const { flat } = tensor;
     const at = (i, k) => flat[i * 7 + k];
     const isCertain = Array.from({ length: shape[0] }, (_, i) => i).every(
       (i) => Number.isInteger(at(i, 0)) && Number.isInteger(at(i, 5)) && at(i, 6) >= 0 && at(i, 6) <= 1);
@@ -176,41 +176,34 @@ function separate(outputs, size, names) {
   const lead = box.shape.slice(0, -1).join();
   const others = outputs.filter((t) => t !== box);
   const columns = others.filter((t) => t.shape.join() === lead);
-  const isWhole = (t) => flatOf(t).every((v) => v !== null && Number.isInteger(Number(v)));
-  const isShare = (t) => isFloat(t) && flatOf(t).every((v) => v >= 0 && v <= 1);
+  const isWhole = (t) => t.flat.every((v) => v !== null && Number.isInteger(Number(v)));
+  const isShare = (t) => isFloat(t) && t.flat.every((v) => v >= 0 && v <= 1);
   const labels = columns.find((t) => /label|class|categ/i.test(t.name) && isWhole(t)) ?? columns.find((t) => !isFloat(t)) ??
     columns.find((t) => isWhole(t) && !isShare(t));
   const scores = columns.find((t) => t !== labels && isShare(t));
-  const four = flatOf(box);
+  const four = box.flat;
   const at = (n, i) => four.slice(4 * (n * (hasBatch ? count : 0) + i), 4 * (n * (hasBatch ? count : 0) + i) + 4);
   const isNamed = /box|loc|det/i.test(box.name);
   if (scores) {
-    const [values, indices] = [flatOf(scores), labels && flatOf(labels)];
+    const [values, indices] = [scores.flat, labels?.flat];
     const read = (n, order) => collect(count, (i) => ({ box: at(n, i), score: values[n * count + i], index: Number(indices?.[n * count + i] ?? 0) }), order, size, false);
-    return [{ kind: "boxes, scores, labels", isCertain: Boolean(isNamed || labels) , orders: ordersOf(box.name, false), read }];
+    return [{ kind: "boxes, scores, labels", isCertain: Boolean(isNamed || labels), orders: ordersOf(box.name, false), read }];
   }
   // SSD and DETR: scores of all classes for each box.
   const planes = others.filter((t) => isFloat(t) && t.shape.slice(0, -1).join() === lead && t.shape.at(-1) >= 2);
   if (planes.length !== 1 || count < 2) return [];
   const [plane] = planes;
   const width = plane.shape.at(-1);
-  const all = flatOf(plane);
+  const all = plane.flat;
   const row = (n, i) => all.slice((n * count + i) * width, (n * count + i + 1) * width);
   const isRaw = all.some((v) => v < 0 || v > 1);
   const sums = !isRaw && [0, count - 1].every((i) => Math.abs(row(0, i).reduce((x, y) => x + y, 0) - 1) < 1e-2);
   const isDetr = /pred|logit/i.test(plane.name) && isRaw;
-  const share = (values) => {
-    if (!isRaw) return values;
-    const most = Math.max(...values);
-    const powers = values.map((v) => Math.exp(v - most));
-    const sum = powers.reduce((x, y) => x + y, 0);
-    return powers.map((v) => v / sum);
-  };
   // Scores that sum to one have a class for "no object": the first of SSD, the last of DETR.
   const [from, to] = isDetr ? [0, width - 1] : sums || isRaw ? [1, width] : [0, width];
   const shift = names && names.length === to - from ? from : 0;
   const read = (n, order) => collect(count, (i) => {
-    const values = share(row(n, i));
+    const values = isRaw ? softmax(row(n, i)) : row(n, i);
     const { score, index } = best(to - from, (k) => values[from + k]);
     return { box: at(n, i), score, index: index + from - shift };
   }, order, size, !isDetr);

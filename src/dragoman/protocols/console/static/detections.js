@@ -1,4 +1,5 @@
 // The boxes of a detector on the photo that was sent.
+import { Choice } from "./choice.js";
 import { classColor, inkOn } from "./colors.js";
 import { html, useMemo, useState } from "./html.js";
 import { Overlay } from "./overlay.js";
@@ -22,11 +23,6 @@ function Box({ box, photo, name, isFaint, isNamed }) {
   const isHigh = box.y0 < photo.height * 0.06; // no room for the name above
   return html`<div class=${isFaint ? "box faint" : "box"} style=${style}>
     ${isNamed && html`<span class=${`${isHigh ? "inside" : ""} ${box.x0 > photo.width * 0.7 ? "left" : ""}`} style=${{ background: color, color: inkOn(color) }}>${name} ${percent(box.score)}</span>`}</div>`;
-}
-
-function Choice({ label, value, options, onChange }) {
-  return html`<label>${label} <select value=${value} onChange=${(e) => onChange(e.target.value)}>
-    ${options.map((name) => html`<option>${name}</option>`)}</select></label>`;
 }
 
 // `heads`: as `headsOf` returns them; `sent`: the pictures that were sent.

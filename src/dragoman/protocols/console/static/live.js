@@ -1,5 +1,5 @@
 // What the server does now: requests, latencies, queue, batches, tokens, workers and errors, from its metrics.
-import { readIfAllowed, send } from "./api.js";
+import { isDenial, readIfAllowed, send } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
 import { buckets, increase, parseMetrics, quantile, select, sum } from "./metrics.js";
 import { Plot, format } from "./plot.js";
@@ -67,7 +67,7 @@ function useHistory() {
         setProblem("");
         setHistory(({ points }) => ({ last: next, before, points: before ? [...points, point(before, next)].slice(-KEPT) : points }));
       } catch (error) {
-        isDenied = [401, 403, 404].includes(error.status);
+        isDenied = isDenial(error);
         setProblem(`Metrics: ${error.message}`);
       }
     };

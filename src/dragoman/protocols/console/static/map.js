@@ -1,5 +1,6 @@
 // A map of an output over two parameters of a simulator, with the point, the gradient and contour lines.
 import { modelPath, read } from "./api.js";
+import { Choice } from "./choice.js";
 import { viridis } from "./colors.js";
 import { total, withValue } from "./differences.js";
 import { contours, inParts, oneByOne, spaced, ticks } from "./grid.js";
@@ -250,7 +251,7 @@ export function SimulatorMap({ name, input, metadata, config, result, ranges, ta
   const isStale = map && map.key !== key;
   return html`<section aria-label="Map"><h2>Map</h2>
     <div class="choices">${parameters.length > 2 && [choice(0), choice(1)]}
-      <label>show <select value=${mode} onChange=${(e) => setMode(e.target.value)}>${Object.keys(SHOWN).map((each) => html`<option>${each}</option>`)}</select></label>
+      <${Choice} label="show" value=${mode} options=${Object.keys(SHOWN)} onChange=${setMode} />
       ${progress === null
         ? html`<button type="button" key="run" disabled=${isSame || !hasArea} onClick=${() => run()}>${map ? "Compute again" : "Compute the map"}</button>`
         : html`<button type="button" key="stop" onClick=${() => abort.current.abort()}>Stop</button>`}

@@ -1,10 +1,12 @@
 // Segmentations and maps of values (depth, heat) from outputs, on the photo that was sent.
+import { Choice } from "./choice.js";
 import { classColor, COLOR_MAPS, rgbOf } from "./colors.js";
 import { html, useMemo, useState } from "./html.js";
 import { Picture } from "./images.js";
 import { canvasOf, drawOnPhoto, Overlay } from "./overlay.js";
 import { format } from "./plot.js";
 import { percent } from "./reading.js";
+import { isFloat } from "./tensors.js";
 
 const MIN_SIDE = 8;
 const MAX_CLASSES = 64; // of a map of integers: pictures have more
@@ -42,18 +44,17 @@ export function maskOf(tensor, size, names = null) {
   if (!way) return null;
   const { n, planes, width, height, flat, at } = way;
   const pixels = width * height;
-  const isFloat = /FP|BF/.test(tensor.datatype);
   if (planes === 1) {
     const values = new Set();
     for (const v of flat) {
       const whole = Number(v);
       if (v === null || !Number.isInteger(whole) || values.add(whole).size > MAX_CLASSES) return null;
     }
-    if (isFloat && !MASK_NAME.test(tensor.name) && !names) return null;
+    if (isFloat(tensor) && !MASK_NAME.test(tensor.name) && !names) return null;
     if (tensor.shape.length === 2 && !size) return null;
     return { isCertain: Boolean(size || names || MASK_NAME.test(tensor.name)), n, width, height, classes: (i) => Array.from({ length: pixels }, (_, p) => Number(at(i, 0, p))) };
   }
-  if (!isFloat || flat.some((v) => v === null)) return null;
+  if (!isFloat(tensor) || flat.some((v) => v === null)) return null;
   const mayBePicture = planes === 3 || planes === 4;
   const classes = (i) => Array.from({ length: pixels }, (_, p) => {
     let most = 0;
@@ -66,7 +67,7 @@ export function maskOf(tensor, size, names = null) {
 // One value for each pixel: { n, width, height, values(i), range }; null if a tensor has none.
 export function heatOf(tensor, size) {
   const way = fitting(tensor, size);
-  if (!way || way.planes !== 1 || !/FP|BF/.test(tensor.datatype) || (tensor.shape.length === 2 && !size)) return null;
+  if (!way || way.planes !== 1 || !isFloat(tensor) || (tensor.shape.length === 2 && !size)) return null;
   const [low, high] = way.flat.reduce(([a, b], v) => (Number.isFinite(v) ? [Math.min(a, v), Math.max(b, v)] : [a, b]), [Infinity, -Infinity]);
   if (low > high) return null; // no value is finite
   const pixels = way.width * way.height;
@@ -139,7 +140,7 @@ export function Heat({ title, heat, sent }) {
   const color = (t) => [...COLOR_MAPS[map](t), alpha(t)];
   const picture = useMemo(() => rgbaOf(heat.width, heat.height, (p) => (!Number.isFinite(values[p]) ? null : color((values[p] - low) / (high - low || 1)))), [values, map]);
   return html`<${Controls} count=${heat.n} at=${at} onAt=${setAt} sent=${sent[at]} opacity=${opacity} onOpacity=${setOpacity}>
-      <label>colours <select value=${map} onChange=${(e) => setMap(e.target.value)}>${Object.keys(COLOR_MAPS).map((name) => html`<option>${name}</option>`)}</select></label><//>
+      <${Choice} label="colours" value=${map} options=${Object.keys(COLOR_MAPS)} onChange=${setMap} /><//>
     <${Layer} picture=${picture} sent=${sent[at]} opacity=${opacity} isSmooth label=${`${title}: ${format(low)} to ${format(high)}`} />
     <${Scale} range=${heat.range} map=${map} />`;
 }

@@ -1,4 +1,5 @@
 // Photos of a form: how each is sent, and the choices.
+import { Choice } from "./choice.js";
 import { html, useMemo } from "./html.js";
 import { channelsOf, Picture, pictureAxes, SCALES } from "./images.js";
 import { AS_IS, drawPhoto, fitsOf, layoutsOf, preview } from "./photos.js";
@@ -19,11 +20,6 @@ function Sent({ photo, field }) {
   const original = `${photo.width} x ${photo.height}`;
   return html`<figure class="photo"><${Picture} picture=${preview(picture, field, settings)} label=${`Picture ${photo.name} as it is sent`} />
     <figcaption>${photo.name}: ${size}${size !== original && `, from ${original}`}</figcaption></figure>`;
-}
-
-function Choice({ label, value, options, onChange }) {
-  return html`<label>${label} <select value=${value} onChange=${(e) => onChange(e.target.value)}>
-    ${options.map((name) => html`<option>${name}</option>`)}</select></label>`;
 }
 
 // A side of the picture: what the shape declares, else a choice.

@@ -1,4 +1,5 @@
 // What an output means, as far as its numbers, shape, names and labels tell: scores of classes, or a class.
+import { isFloat } from "./tensors.js";
 
 const MIN_CLASSES = 2;
 const IMAGENET = [1000, 1001];
@@ -28,7 +29,7 @@ function classShape(shape, declared) {
 // The scores of classes in a tensor, a row for each item: { rows, isProbability, isCertain }; null if it has none.
 // `names` are those of the classes or null, `declared` is the shape in the metadata or undefined.
 export function scoresOf({ name, datatype, shape, data }, { names = null, declared, hasPhoto = false } = {}) {
-  const found = /FP|BF/.test(datatype) ? classShape(shape, declared) : null;
+  const found = isFloat({ datatype }) ? classShape(shape, declared) : null;
   if (!found || found[1] < MIN_CLASSES || found[0] === 0) return null;
   const flat = data?.flat(Infinity) ?? [];
   if (flat.length !== found[0] * found[1] || !flat.every(isNumber)) return null;
@@ -42,7 +43,7 @@ export function scoresOf({ name, datatype, shape, data }, { names = null, declar
 // The names of the classes whose indices a tensor holds, one an element; null if it does not hold such indices.
 // `isLabelled` says that the names were given for this output, not for another one.
 export function classesOf({ name, datatype, shape, data }, { names = null, isLabelled = false } = {}) {
-  if (/FP|BF/.test(datatype) && shape.at(-1) === names?.length) return null; // a score of each class
+  if (isFloat({ datatype }) && shape.at(-1) === names?.length) return null; // a score of each class
   if (!names || !(isLabelled || CLASS_NAME.test(name)) || shape.filter((n) => n !== 1).length > 1) return null;
   const found = (data ?? []).flat(Infinity).map((v) => (v === null || typeof v === "string" ? undefined : names[Number(v)]));
   return found.length > 0 && found.every((text) => text !== undefined) ? found : null;

@@ -2,7 +2,7 @@
 import { ApiError, isDenial, read, sent } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
 import { Sent } from "./replay.js";
-import { duration } from "./words.js";
+import { duration, plural } from "./words.js";
 
 const REFRESH_MS = 3000;
 const PARTS = [
@@ -41,12 +41,11 @@ const REASONS = {
   idle_worker: "a worker was idle", worker_free: "a worker became free", full: "it was full",
   max_wait: "its first request had waited for the maximum time", batch_delay: "the adaptive delay had ended",
 };
-const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 
 function describeBatch(batch) {
   if (!batch) return "not merged with others";
   const { rows, calls, reason } = batch;
-  return `${count(rows, "row")} of ${count(calls, "request")}, dispatched when ${REASONS[reason] ?? reason.replaceAll("_", " ")}`;
+  return `${plural(rows, "row")} of ${plural(calls, "request")}, dispatched when ${REASONS[reason] ?? reason.replaceAll("_", " ")}`;
 }
 
 function Details({ request }) {

@@ -1,7 +1,9 @@
 // One table for a model whose inputs are its columns: cells that are typed or pasted, and files of CSV.
 import { isCalledSound } from "./audio.js";
+import { useDrop } from "./drop.js";
 import { html, useState } from "./html.js";
-import { elementText, isName, parseTable, show } from "./tensors.js";
+import { elementText, isFloat, isName, parseTable, show } from "./tensors.js";
+import { plural } from "./words.js";
 
 const MAX_SHOWN = 100; // rows
 
@@ -20,7 +22,7 @@ export function cellsOf(example) {
 // The tensor of a column. Throws an Error that names the row.
 export function columnTensor({ name, datatype, shape, cells }) {
   const data = cells.map((cell, i) => {
-    if (cell.trim() === "" && /^B?FP/.test(datatype)) return "null"; // as NaN
+    if (cell.trim() === "" && isFloat({ datatype })) return "null"; // as NaN
     try {
       if (cell.trim() === "" && datatype !== "BYTES") throw new Error(`expected ${datatype}, got no value`);
       return elementText(cell, datatype);
@@ -45,7 +47,7 @@ export function readColumns(text, fields) {
   const missing = fields.filter(({ name, isOptional }) => !isOptional && !header.includes(name)).map(({ name }) => name);
   if (missing.length > 0) throw new Error(`there is no column ${missing.join(", ")}; the first line has ${header.join(", ")}`);
   const others = header.filter((name) => !names.includes(name));
-  const count = `${lines.length} ${lines.length === 1 ? "row" : "rows"}`;
+  const count = plural(lines.length, "row");
   return {
     columns: new Map(header.map((name, i) => [name, lines.map((row) => row[i])])),
     message: others.length > 0 ? `${count}; left out, since no input has the name: ${others.join(", ")}` : count,
@@ -67,7 +69,6 @@ function Rows({ fields, onCells, onPaste }) {
 export function TableInput({ fields, onFields, onSeparate }) {
   const [message, setMessage] = useState("");
   const [problem, setProblem] = useState("");
-  const [isOver, setIsOver] = useState(false);
   const used = fields.filter(({ isSent }) => isSent);
   const count = used[0]?.cells.length ?? 0;
   const change = (cells) => onFields(fields.map((field) => ({ ...field, cells: cells(field) })));
@@ -92,15 +93,8 @@ export function TableInput({ fields, onFields, onSeparate }) {
     if (event.clipboardData?.files.length > 0) event.preventDefault(), use(event.clipboardData.files);
     else if (/[\n\t]/.test(text.trim())) event.preventDefault(), load(text, "what was pasted");
   };
-  const over = (event) => {
-    if (event.dataTransfer.types.includes("Files")) event.preventDefault(), setIsOver(true);
-  };
-  const drop = (event) => {
-    setIsOver(false);
-    if (event.dataTransfer.files.length > 0) event.preventDefault(), use(event.dataTransfer.files);
-  };
   const add = () => change(({ cells }) => [...cells, cells.at(-1) ?? ""]);
-  return html`<fieldset class=${isOver ? "over" : ""} onDragOver=${over} onDragLeave=${() => setIsOver(false)} onDrop=${drop}>
+  return html`<fieldset ...${useDrop(use)}>
     <legend>Rows</legend>
     <${Rows} fields=${used} onPaste=${paste} onCells=${(name, cells) => onFields(fields.map((field) => (field.name === name ? { ...field, cells } : field)))} />
     <div class="row"><button type="button" onClick=${add}>Add a row</button>

@@ -6,6 +6,9 @@ const MAX_SHOWN = 2000;
 
 export const isNumber = (text) => NUMBER.test(text.trim());
 
+// Whether the elements of a tensor are of floating point: FP16, FP32, FP64 or BF16.
+export const isFloat = ({ datatype }) => /FP|BF/.test(datatype);
+
 export const size = (shape) => shape.reduce((product, n) => product * n, 1);
 
 // The shape of nested lists. Throws an Error if they are ragged.

@@ -1,6 +1,7 @@
 // A form made from a model's signature: numbers and text that are typed, pasted or dropped as files, and pictures.
 import { call, modelPath, roundsIntegers } from "./api.js";
 import { firstMost, firstRate, isRate, readSound, Recorder, Sound, soundTensor, takesSound } from "./audio.js";
+import { useDrop } from "./drop.js";
 import { Examples } from "./examples.js";
 import { html, useState } from "./html.js";
 import { fileTensor, pictureTensor, takesPictures } from "./images.js";
@@ -105,7 +106,6 @@ function Values({ field, id, onChange }) {
 }
 
 function Field({ field, id, sounds, onChange }) {
-  const [isOver, setIsOver] = useState(false);
   async function use(files) {
     try {
       onChange({ ...(await readFiles(field, [...files], sounds)), problem: "" });
@@ -113,13 +113,6 @@ function Field({ field, id, sounds, onChange }) {
       onChange({ problem: error.message });
     }
   }
-  const over = (event) => {
-    if (event.dataTransfer.types.includes("Files")) event.preventDefault(), setIsOver(true);
-  };
-  const drop = (event) => {
-    setIsOver(false);
-    if (event.dataTransfer.files.length > 0) event.preventDefault(), use(event.dataTransfer.files);
-  };
   const paste = (event) => event.clipboardData?.files.length > 0 && (event.preventDefault(), use(event.clipboardData.files));
   const isEmptyPhoto = field.isPhoto && field.pictures.length === 0;
   const kinds = field.takesSound === "yes" ? "A sound or a table" : field.datatype === "BYTES" ? "A file" : "A table";
@@ -127,7 +120,7 @@ function Field({ field, id, sounds, onChange }) {
   const chooser = html`<div class="row"><label class=${isEmptyPhoto ? "file drop" : "file"}>${invitation} <input type="file" multiple=${field.isPhoto}
     onChange=${(e) => e.target.files.length > 0 && use(e.target.files)} /></label>
     ${field.takesSound === "yes" && html`<${Recorder} onFile=${(file) => use([file])} onProblem=${(problem) => onChange({ problem })} />`}</div>`;
-  return html`<fieldset class=${isOver ? "over" : ""} onDragOver=${over} onDragLeave=${() => setIsOver(false)} onDrop=${drop} onPaste=${paste}>
+  return html`<fieldset ...${useDrop(use)} onPaste=${paste}>
     <legend>${field.name} <small>${field.datatype} ${field.anyRank ? "any shape" : `[${field.shape.join(", ")}]`}</small></legend>
     ${field.isOptional && html`<label class="inline"><input type="checkbox" checked=${field.isSent}
       onChange=${(e) => onChange({ isSent: e.target.checked })} /> send this optional input</label>`}
