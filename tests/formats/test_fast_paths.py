@@ -35,6 +35,7 @@ NEVER = 1 << 60
 def parsers(long_bytes: int, *, with_simd: bool, piece: int = 1 << 18, small_bytes: int = 0) -> Iterator[None]:
     """Set the sizes of long arrays, small messages and pieces, and enable or disable simdjson."""
     with (
+        mock.patch.object(body, "INLINE", long_bytes),
         mock.patch.object(small_messages, "SMALL_BYTES", small_bytes),
         mock.patch.object(json_data, "LONG", long_bytes),
         mock.patch.object(json_numbers, "_PIECE", piece),
@@ -176,6 +177,8 @@ def test_all_parsers_return_the_same_numbers(kind: str, array: tuple[list[int], 
 @example("INT32", ([3], "[1, [2, 3], []]"))
 @example("INT32", ([2, 3], "[[1, [], [2, 3]], [4, 5, 6]]"))
 @example("INT32", ([2, 2], "[[1, 2], 3, 4]"))
+@example("INT32", ([2], "[1,,             2]"))
+@example("INT32", ([0], "[             ,]"))
 @example("FP32", ([2], "[1, null]"))
 @example("FP32", ([2], "[1, true]"))
 @example("FP32", ([1], '[{"data": [1]}]'))
@@ -199,6 +202,8 @@ FIELDS = st.sampled_from(
         '"data": [[[[1, 2, 3, 4, 5, 6, 7, 8, 9]]]]',
         f'"parameters": {{"data": {LONG_DATA}}}',
         '"parameters": {"p": "\\"data\\": [1, 2, 3, 4, 5, 6, 7, 8]"}',
+        f'"\\"data": {LONG_DATA}',
+        '"data": [[],0]',
         '"parameters": {"binary_data_size": 4}',
         '"parameters": {"data": 5}',
         '"data": []',
@@ -232,6 +237,13 @@ def test_fields_of_any_order_and_number(tensors: list[list[str]], end: str, star
     result_of_every_parser(text.encode())
     result_of_every_parser(text.encode(), Policy(max_json_depth=depth))
     result_of_every_parser(text.encode(), Policy(nonfinite="literal"))
+
+
+def test_a_list_that_looks_like_one_that_was_cut_out() -> None:
+    long, marked = (f'"shape": [10], "datatype": "INT64", "data": {data}' for data in (LONG_DATA, "[[],0]"))
+    text = f'{{"inputs": [{{"name": "a", {long}}}, {{"name": "b", {marked}}}]}}'
+    kind, message = result_of_every_parser(text.encode())
+    assert (kind, message.partition(":")[0]) == (InvalidInput, "input 'b'")
 
 
 @pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
@@ -372,7 +384,7 @@ def test_many_texts_of_json_are_encoded_when_they_are_parsed(texts: list[str], d
     dumped = (json.dumps(text, ensure_ascii=data.draw(st.booleans())) for text in texts)
     text = "[" + "".join(f"{each}{comma}" for each, comma in zip(dumped, between, strict=True)).rstrip(", \n") + "]"
     with (
-        mock.patch.object(json_data, "SHARED", 2),
+        mock.patch.object(json_data, "THREAD", 2),
         mock.patch.object(json_data, "_SHORT_TEXT", NEVER),
         mock.patch.object(json_numbers, "_PIECE", data.draw(st.integers(1, 30))),
     ):

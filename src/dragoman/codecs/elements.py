@@ -1,6 +1,7 @@
 """BYTES tensors as lists of elements: text, or one decoded value per element."""
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import countOf
 from typing import Any, ClassVar, TypeVar
 
 from dragoman.codecs.codec import InputCodec
@@ -114,7 +115,7 @@ def encode_elements(value: Any, content_type: str, kind: type, encode: Callable[
     Raises InvalidInput naming the first element that is not an instance of `kind`.
     """
     elements: list[Any] = [value] if isinstance(value, kind) else _list_of(value, content_type)
-    is_text = encode is str.encode and set(map(type, elements)) == {str}
+    is_text = encode is str.encode and 0 < len(elements) == countOf(map(type, elements), str)
     for at, element in enumerate(() if is_text else elements):
         if not isinstance(element, kind):
             text = f"expected a list of {kind.__name__}, got {type(element).__name__} at element {at}"

@@ -11,10 +11,11 @@ import msgspec
 from dragoman.core.datatypes import DATATYPES, datatype
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
+from dragoman.core.sizes import INLINE
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.json_data import irregular_texts, json_from_tensor, tensor_from_json
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
-from dragoman.formats.json_scan import check_depth, check_size
+from dragoman.formats.json_scan import check_depth, check_size, cut_lists, find_cut_list
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
 from dragoman.formats.shared_regions import Region, pop_slice, region_names, region_sizes, require_regions
@@ -166,6 +167,8 @@ def parse_request(text: Buffer, binary: memoryview | None, policy: Policy) -> Re
     if policy.max_json_depth >= _MESSAGE_DEPTH:
         # Without unknown fields only the data of tensors can nest, which is checked before a parser that accepts that.
         # Counting brackets first would take 2 % of a small request.
+        if len(text) > INLINE and (request := _parse_without_lists(text, binary, policy)) is not None:
+            return request
         try:
             message = _KNOWN_REQUEST.decode(text)
         except PARSER_ERRORS:
@@ -173,9 +176,32 @@ def parse_request(text: Buffer, binary: memoryview | None, policy: Policy) -> Re
     if message is None:
         check_depth(text, policy)
         message = _decode(text, _REQUEST, _LiteralRequest, "an inference request", policy)
+    return _request_body(message, binary, policy)
+
+
+def _request_body(message: InferRequest, binary: memoryview | None, policy: Policy) -> RequestBody:
     inputs = _parse_tensors(message.inputs, binary, "input", policy)
     parameters, regions = parse_parameters(message.parameters), _hold_regions(message, policy)
     return RequestBody(inputs, message.outputs or (), parameters, message.id, regions)
+
+
+def _parse_without_lists(text: bytes, binary: memoryview | None, policy: Policy) -> RequestBody | None:
+    """Parse a request of known fields whose long lists of numbers are cut out first; None if there are none, or for
+    one that is rejected.
+
+    msgspec would find the end of each list by reading its elements one by one, a third of the time of the whole.
+    """
+    short, lists = cut_lists(text, INLINE)
+    if not lists:
+        return None
+    try:
+        message = _KNOWN_REQUEST.decode(short)
+        for one in message.inputs:
+            if one.data is not msgspec.UNSET and (cut := find_cut_list(memoryview(one.data), lists)) is not None:
+                one.data = msgspec.Raw(cut)
+        return _request_body(message, binary, policy)
+    except (*PARSER_ERRORS, InvalidInput):
+        return None
 
 
 def parse_response(text: Buffer, binary: memoryview | None, policy: Policy) -> ResponseBody:

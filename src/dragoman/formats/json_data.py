@@ -12,7 +12,7 @@ import numpy as np
 from dragoman.core.bytes_tensor import BytesTensor, encode_elements, reshape_read_only, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput, NotSupported
-from dragoman.core.sizes import SHARED
+from dragoman.core.sizes import THREAD
 from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers, object_array
 from dragoman.formats import fast_json
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, flatten_lists, parse_array, parse_list, pieces, to_array
@@ -57,7 +57,7 @@ def tensor_from_json(
         except InvalidInput:
             if depth == 1 or len(memoryview(data)) > _DESCRIBED_BYTES:
                 raise
-    are_many = parsed and datatype is BYTES and depth == 1 and SHARED < len(memoryview(data)) < count * _SHORT_TEXT
+    are_many = parsed and datatype is BYTES and depth == 1 and THREAD < len(memoryview(data)) < count * _SHORT_TEXT
     if are_many and (many := _many_texts(bytes(memoryview(data)), count)) is not None:
         return BytesTensor.of_raw(many, None, shape, parameters, came_as_text=True)
     values = parse_list(where, datatype, data, depth)

@@ -60,7 +60,7 @@ def parse_array(
     literal: bool = False,
     null: bool = True,
 ) -> Array:
-    """Return the numbers of a flat array, which is valid JSON, parsed in pieces.
+    """Return the numbers of a flat JSON array, parsed in pieces.
 
     So a Python object exists for each number of one piece only, and other threads run between two of them. null:
     whether floats may be null, which is NaN. literal: whether they may be beyond the range of doubles, which is an
@@ -80,7 +80,9 @@ def parse_array(
             numbers = _round(numbers, datatype, where)
         array[first : first + numbers.size] = numbers
         first += numbers.size
-    return array[:first]  # an empty array has no comma, and no element either
+    if first != count and (first or count > 1):  # an empty array has no comma, and no element either
+        raise InvalidInput(f"{where}: data: JSON is malformed: expected an element beside each comma")
+    return array[:first]
 
 
 def pieces(text: memoryview, end: bytes = b",") -> Iterator[bytes]:

@@ -29,6 +29,9 @@ _VALUES = _LISTS.copy()  # characters that come with one more value each
 _VALUES[ord(",")] = True
 _LISTS[ord(":")] = True  # a member of an object is no element
 _QUOTE, _COLON, _COMMA = b'":,'
+_DATA = re.compile(rb'(?<!\\)"data"[ \t\r\n]*:[ \t\r\n]*\[')
+_MARKER = b"[[],"  # as no list of numbers or texts begins
+_MOST_SCANS = 100  # of a text without long lists
 
 
 def check_json(text: bytes, policy: Policy, *, elements: bool = True) -> None:
@@ -72,6 +75,40 @@ def nests_deeper(text: bytes, limit: int) -> bool:
                 return True
             depth = int(depths[-1])
     return False
+
+
+def cut_lists(text: bytes, length: int) -> tuple[bytes, list[memoryview]]:
+    """Cut the flat lists longer than `length` bytes that are members "data" of objects out of a JSON text.
+
+    Return the text with a short list in the place of each one, and the lists; `find_cut_list` finds them again. The end
+    of a list is the next bracket; its elements are not looked at. The text is valid JSON if the result and each list
+    are.
+    """
+    parts: list[bytes] = []
+    lists: list[memoryview] = []
+    kept = at = 0
+    for _ in range(_MOST_SCANS):
+        at = text.find(b'"data"', at)
+        if at < 0:
+            break
+        opening = _DATA.match(text, at)
+        at += 1
+        if opening is None:
+            continue
+        start = opening.end() - 1
+        end = text.find(b"]", start) + 1
+        if end - start > length and text.find(b"[", start + 1, end) < 0 and text.find(b'"', start, end) < 0:
+            parts += (text[kept:start], b"%b%d]" % (_MARKER, len(lists)))
+            lists.append(memoryview(text)[start:end])
+            kept = at = end
+    if not lists or any(_MARKER in part for part in (*parts[::2], text[kept:])):
+        return text, []
+    return b"".join((*parts, text[kept:])), lists
+
+
+def find_cut_list(value: memoryview, lists: list[memoryview]) -> memoryview | None:
+    """Return the list in whose place `cut_lists` has put this JSON value; None if it has not."""
+    return lists[int(value[len(_MARKER) : -1])] if bytes(value[: len(_MARKER)]) == _MARKER else None
 
 
 def split_members(text: Buffer) -> list[tuple[bytes, memoryview]]:
