@@ -81,6 +81,13 @@ class Browser:
         )
         return text
 
+    async def marked(self) -> tuple[str, str]:
+        """Return the element with the focus, which has to be marked as wrong, and the text that describes it."""
+        element = self.page.locator("[aria-invalid=true]:focus")
+        await element.wait_for()
+        name = await element.get_attribute("aria-describedby")
+        return await self.focused(), await self.page.locator(f"#{name}").inner_text()
+
     async def panel(self) -> str:
         panel = self.page.get_by_role("tabpanel")
         await playwright.expect(panel).not_to_have_text("Loading …")  # its code is loaded when it is shown

@@ -53,6 +53,50 @@ async def test_models_are_listed_and_controlled(browser: Browser) -> None:
     await card.get_by_text("ready", exact=True).wait_for()
 
 
+@pytest.mark.parametrize(
+    ("values", "shape", "message"),
+    [
+        ("1,2,3\n1,two,3", "", "rows: row 2, value 2: expected FP32, got 'two'"),
+        ("1,2,3", "1, three", "rows: expected a shape such as 2, 3, got '1, three'"),
+        ("1,2,3,4", "2, 3", "input 'rows': shape [2, 3] needs 6 elements, got 4"),
+        ('[[1, "two", 3]]', "", "input 'rows': data[0]: expected 'float | null', got 'str'"),
+    ],
+)
+async def test_a_wrong_value_marks_its_field(browser: Browser, values: str, shape: str, message: str) -> None:
+    page = browser.page
+    await browser.open("/#/models/Table")
+    await page.fill("textarea", values)
+    await page.get_by_label("shape").fill(shape)
+    await browser.press("Run")
+    focused, found = await browser.marked()
+    assert focused.startswith("input shape" if "three" in shape else "textarea values")
+    assert found.startswith(message.partition("data[")[0])
+    await page.locator(":focus").fill("4, 5, 6")
+    assert await page.locator("[aria-invalid]").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text", "expected"),
+    [
+        ("INT8", "-128", "-128"),
+        ("INT8", "128", ""),
+        ("UINT8", "-1", ""),
+        ("UINT64", "+0018446744073709551615", str(2**64 - 1)),
+        ("INT64", str(2**63), ""),
+    ],
+)
+async def test_integers_have_the_range_of_their_datatype(
+    browser: Browser, datatype: str, text: str, expected: str
+) -> None:
+    await browser.open("/")
+    script = """async ([text, datatype]) => {
+        const { elementText } = await import("/console/assets/tensors.js");
+        try { return elementText(text, datatype); } catch (error) { return error.message; }
+    }"""
+    found = await browser.page.evaluate(script, [text, datatype])
+    assert found == (expected or f"expected {datatype}, got '{text}'")
+
+
 async def test_a_pasted_table_and_its_outputs(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/Table")

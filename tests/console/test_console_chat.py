@@ -256,6 +256,9 @@ async def test_a_wrong_setting_keeps_the_message(browser: Browser, label: str, t
     await page.locator(".composer [role=alert]").get_by_text(message).wait_for()
     assert await page.input_value("#draft") == "hello"
     assert Talker.requests == []
+    assert await page.locator("[aria-invalid]:focus").input_value() == text
+    await page.keyboard.press("Backspace")
+    assert await page.locator("[aria-invalid]").count() == 0
 
 
 async def test_probabilities_are_off_until_they_are_chosen(browser: Browser) -> None:

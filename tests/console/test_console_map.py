@@ -217,6 +217,18 @@ async def test_names_of_parameters_do_not_lie_over_their_sliders(browser: Browse
     await page.set_viewport_size({"width": 1280, "height": 900})
 
 
+async def test_a_wrong_configuration_is_marked(browser: Browser) -> None:
+    config = browser.page.get_by_label("config")
+    await browser.open("/#/models/hill", "Simulator")
+    await config.fill("[1]")
+    await browser.press("Apply")
+    await browser.page.locator(".error", has_text="config: expected a JSON object").wait_for()
+    assert await config.get_attribute("aria-invalid") == "true"
+    assert await browser.focused() == "input config"
+    await config.fill("{}")
+    assert await config.get_attribute("aria-invalid") is None
+
+
 async def test_a_map_with_a_configuration_calls_the_simulator_for_each_point(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/hill", "Simulator")

@@ -28,6 +28,8 @@ class Homes(dragoman.Model):
 
     def infer(self, call: dragoman.Infer) -> dict[str, Any]:
         town, area, rooms = (call.inputs[name].data.ravel() for name in ("town", "area", "rooms"))
+        if b"Fail" in town:
+            raise dragoman.errors.InvalidInput(f"input 'town': data[{list(town).index(b'Fail')}]: no town of this name")
         rows = [f"{t.decode()} {a:g} {r}" for t, a, r in zip(town, area, rooms, strict=True)]
         return {"said": np.array(rows, object)}
 
@@ -113,6 +115,28 @@ async def test_a_wrong_cell_is_named(browser: Browser, row: str, message: str) -
     await browser.page.wait_for_selector("text=homes.csv: 2 rows")
     await browser.press("Run")
     await browser.page.locator("[aria-live] .error", has_text=message).wait_for()
+    assert await browser.marked() == (f"input {message.partition(':')[0]}, row 2", message)
+    assert await browser.find_violations() == []
+    await browser.keep(f"wrong-cell-{message[:4]}")
+    await browser.page.keyboard.type("3")
+    assert await browser.page.locator("[aria-invalid]").count() == 0
+
+
+async def test_a_cell_that_the_server_rejects_is_marked_also_far_below(browser: Browser) -> None:
+    await browser.open("/#/models/Homes")
+    await load(browser, "town,area,rooms\n" + "York,1,2\n" * 199 + f"Bath,50,{2**70}\n" + "Hull,1,1\n" * 50)
+    await browser.page.get_by_text("150 more rows are sent, and not shown.").wait_for()
+    await browser.press("Run")
+    message = f"rooms: row 200: expected INT64, got '{2**70}'"
+    await browser.page.locator("[aria-live] .error", has_text=message).wait_for()
+    assert await browser.marked() == ("input rooms, row 200", message)
+    await browser.page.get_by_text("149 more rows are sent, and not shown.").wait_for()
+    await browser.page.get_by_label("rooms, row 200").fill("7")
+    await browser.page.get_by_label("town, row 2", exact=True).fill("Fail")
+    await browser.press("Run")
+    message = "input 'town': data[1]: no town of this name"
+    await browser.page.locator("[aria-live] .error", has_text=message).wait_for()
+    assert await browser.marked() == ("input town, row 2", message)
 
 
 async def test_a_spreadsheet_is_pasted_into_a_cell(browser: Browser) -> None:

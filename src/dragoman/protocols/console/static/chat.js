@@ -56,7 +56,7 @@ export function Chat({ name, details }) {
   const [draft, setDraft] = useState("");
   const [images, setImages] = useState([]);
   const [editing, setEditing] = useState(null); // the place of the question that the next message replaces
-  const [problem, setProblem] = useState("");
+  const [problem, setProblem] = useState(null); // an Error
   const [running, setRunning] = useState(null);
   const input = useRef(null);
   const current = useRef({ messages, settings, running: null });
@@ -67,6 +67,7 @@ export function Chat({ name, details }) {
   const show = (shown) => setMessages((current.current.messages = shown));
   const changeSettings = (changed) => {
     setSettings((current.current.settings = changed));
+    setProblem(null);
     save();
   };
   const run = (abort) => setRunning((current.current.running = abort));
@@ -99,10 +100,10 @@ export function Chat({ name, details }) {
     try {
       request = requestOf(name, details, settings, history);
     } catch (error) {
-      setProblem(error.message);
+      setProblem(error);
       return false;
     }
-    setProblem("");
+    setProblem(null);
     setEditing(null);
     toEnd();
     focusInput(); // the button that was pressed may be gone
@@ -150,19 +151,19 @@ export function Chat({ name, details }) {
     run(null);
     show([]);
     setEditing(null);
-    setProblem("");
+    setProblem(null);
     save();
     input.current.focus();
   }
 
   async function addImages(files) {
-    if (!details.vision) return setProblem(`${name} takes no pictures`);
+    if (!details.vision) return setProblem(new Error(`${name} takes no pictures`));
     try {
       const added = await Promise.all([...files].map(dataUrl));
       setImages((before) => [...before, ...added]);
-      setProblem("");
+      setProblem(null);
     } catch (error) {
-      setProblem(error.message);
+      setProblem(error);
     }
     return input.current.focus();
   }

@@ -1,21 +1,28 @@
 // The box below a conversation: the next message, its pictures, and the settings of the answer.
 import { declared, NUMBERS } from "./chat_stream.js";
-import { html, useLayoutEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 
 const MAX_HEIGHT_PX = 220;
 
-function Settings({ settings, mode, details, onSettings }) {
+function Settings({ settings, mode, details, wrong, onSettings }) {
   const set = (name, value) => onSettings({ ...settings, [name]: value });
+  const holder = useRef(null);
+  useEffect(() => {
+    const element = holder.current.querySelector("[aria-invalid]");
+    if (element?.closest("details")) element.closest("details").open = true;
+    element?.focus();
+  }, [wrong]);
+  const mark = (name) => wrong?.setting === name && { "aria-invalid": "true" };
   const area = (name, label, rows, placeholder = "") => html`<label>${label}
-    <textarea rows=${rows} value=${settings[name]} placeholder=${placeholder} onInput=${(e) => set(name, e.target.value)} spellcheck="false"></textarea></label>`;
+    <textarea rows=${rows} ...${mark(name)} value=${settings[name]} placeholder=${placeholder} onInput=${(e) => set(name, e.target.value)} spellcheck="false"></textarea></label>`;
   const flag = (name, label, note = "") => html`<label class="flag"><input type="checkbox" checked=${settings[name]} onChange=${(e) => set(name, e.target.checked)} />
     <span>${label}${note && html`<small> ${note}</small>`}</span></label>`;
   const { tools, reasoning } = details.chat_template || {};
   const isChat = mode === "chat";
-  return html`<div class="chat-settings" id="chat-settings" role="group" aria-label="Settings">
+  return html`<div class="chat-settings" id="chat-settings" ref=${holder} role="group" aria-label="Settings">
     ${isChat && area("system", "system prompt", 2)}
     <div class="numbers">${NUMBERS.map(([name, label, , limits]) => html`<label>${label}
-      <input type="number" ...${limits} placeholder=${declared(details, name) ?? limits.placeholder} value=${settings[name]} onInput=${(e) => set(name, e.target.value)} /></label>`)}</div>
+      <input type="number" ...${limits} ...${mark(name)} placeholder=${declared(details, name) ?? limits.placeholder} value=${settings[name]} onInput=${(e) => set(name, e.target.value)} /></label>`)}</div>
     ${isChat && reasoning && flag("thinks", "Think before answering")}
     ${flag("probabilities", "Token probabilities.", "The darker the background of a token, the less likely the model held it to be.")}
     <details><summary>Stop, structured output${isChat && tools ? ", tools" : ""}</summary>
@@ -31,7 +38,8 @@ function Settings({ settings, mode, details, onSettings }) {
 export function Composer(p) {
   const [isOpen, setOpen] = useState(false);
   const picker = useRef(null);
-  const { input, draft, images, isRunning } = p;
+  const { input, draft, images, isRunning, problem } = p;
+  useEffect(() => problem?.setting && setOpen(true), [problem]);
   useLayoutEffect(() => {
     input.current.style.height = "auto";
     input.current.style.height = `${Math.min(MAX_HEIGHT_PX, input.current.scrollHeight)}px`;
@@ -56,9 +64,9 @@ export function Composer(p) {
   const label = p.mode === "chat" ? "Message" : "Text to continue";
   return html`<form class="composer" onSubmit=${submit}>
     ${!p.isAtEnd && html`<button type="button" class="to-end" onClick=${p.onEnd} aria-label="To the end of the conversation">↓</button>`}
-    ${p.problem && html`<p class="error" role="alert">${p.problem}</p>`}
+    ${problem && html`<p class="error" role="alert">${problem.message}</p>`}
     <div class="chat-box">
-      ${isOpen && html`<${Settings} settings=${p.settings} mode=${p.mode} details=${p.details} onSettings=${p.onSettings} />`}
+      ${isOpen && html`<${Settings} settings=${p.settings} mode=${p.mode} details=${p.details} wrong=${problem} onSettings=${p.onSettings} />`}
       ${p.isEditing && html`<p class="chat-editing">This replaces your last question. <button type="button" class="quiet" onClick=${p.onCancel}>Cancel</button></p>`}
       ${images.length > 0 && html`<div class="chat-pictures">${images.map((url, i) => html`<span><img src=${url} alt=${`Picture ${i + 1}`} />
         <button type="button" class="quiet" aria-label=${`Remove picture ${i + 1}`} onClick=${() => p.onImages(images.filter((_, j) => j !== i))}>✕</button></span>`)}</div>`}

@@ -30,15 +30,17 @@ export const defaultsOf = (details) => ({
 function numbers(settings) {
   const found = NUMBERS.filter(([name]) => settings[name] !== "").map(([name]) => [name, Number(settings[name])]);
   const { seed = 0, ...others } = Object.fromEntries(found);
-  if (!Number.isSafeInteger(seed)) throw new Error(`seed: expected an integer up to ${MAX_SEED}, got ${settings.seed}`);
+  if (!Number.isSafeInteger(seed)) throw wrongSetting("seed", `seed: expected an integer up to ${MAX_SEED}, got ${settings.seed}`);
   return settings.seed === "" ? { seed: randomSeed(), ...others } : { seed, ...others };
 }
 
-function json(text, name) {
+const wrongSetting = (setting, message) => Object.assign(new Error(message), { setting });
+
+function json(settings, name, title) {
   try {
-    return JSON.parse(text);
+    return JSON.parse(settings[name]);
   } catch (error) {
-    throw new Error(`${name}: ${error.message}`);
+    throw wrongSetting(name, `${title}: ${error.message}`);
   }
 }
 
@@ -61,14 +63,15 @@ function answered(messages) {
   });
 }
 
-// Return [path, body] for the next answer of a conversation. Throws an Error that names the setting.
+// Return [path, body] for the next answer of a conversation. Throws an Error that names the setting, as
+// `setting` too.
 export function requestOf(model, details, settings, messages) {
   const stop = settings.stop.split("\n").filter(Boolean);
   const common = {
     model, stream: true, stream_options: { include_usage: true }, ...numbers(settings),
     ...(stop.length > 0 && { stop }),
     ...(settings.schema.trim() && {
-      response_format: { type: "json_schema", json_schema: { name: "answer", schema: json(settings.schema, "JSON schema") } },
+      response_format: { type: "json_schema", json_schema: { name: "answer", schema: json(settings, "schema", "JSON schema") } },
     }),
   };
   if (settings.mode === "completion") {
@@ -79,7 +82,7 @@ export function requestOf(model, details, settings, messages) {
   const body = {
     ...common,
     messages: [...system, ...answered(messages).map(toMessage)],
-    ...(settings.tools.trim() && { tools: json(settings.tools, "tools") }),
+    ...(settings.tools.trim() && { tools: json(settings, "tools", "tools") }),
     ...(!settings.thinks && { reasoning_effort: "none" }),
     ...(settings.probabilities && { logprobs: true }),
   };

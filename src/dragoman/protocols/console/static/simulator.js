@@ -184,6 +184,7 @@ function Sweep({ evaluate, result, ranges, target: [inWrt, outWrt], names: [by, 
 
 function ConfigForm({ onConfig, onError }) {
   const [text, setText] = useState("{}");
+  const [wrong, setWrong] = useState(null);
   const apply = (event) => {
     event.preventDefault();
     try {
@@ -191,10 +192,12 @@ function ConfigForm({ onConfig, onError }) {
       onError("");
     } catch (error) {
       onError(`config: ${error.message}`);
+      setWrong(text);
+      event.target.elements[0].focus();
     }
   };
   return html`<form class="row" onSubmit=${apply}><label class="inline">config
-    <input size="30" value=${text} spellcheck=${false} onInput=${(e) => setText(e.target.value)} /></label><button>Apply</button></form>`;
+    <input size="30" value=${text} aria-invalid=${text === wrong ? "true" : undefined} spellcheck=${false} onInput=${(e) => setText(e.target.value)} /></label><button>Apply</button></form>`;
 }
 
 export function Simulator({ name, support, metadata }) {

@@ -2,10 +2,12 @@
 import { isCalledSound } from "./audio.js";
 import { useDrop } from "./drop.js";
 import { html, useState } from "./html.js";
-import { elementText, isFloat, isName, parseTable, show } from "./tensors.js";
+import { elementText, isFloat, isName, parseTable, show, wrongAt } from "./tensors.js";
 import { plural } from "./words.js";
 
 const MAX_SHOWN = 100; // rows
+// Attributes of an element with a wrong value.
+export const INVALID = { "aria-invalid": "true", "aria-describedby": "problem" };
 
 const isColumn = ({ shape, isPhoto, anyRank }) => !isPhoto && !anyRank && shape[0] === -1 && (shape.length === 1 || (shape.length === 2 && shape[1] === 1));
 
@@ -19,7 +21,7 @@ export function cellsOf(example) {
   return cells.length > 0 ? cells : [""];
 }
 
-// The tensor of a column. Throws an Error that names the row.
+// The tensor of a column. Throws an Error that names the row, and has its index as `row`.
 export function columnTensor({ name, datatype, shape, cells }) {
   const data = cells.map((cell, i) => {
     if (cell.trim() === "" && isFloat({ datatype })) return "null"; // as NaN
@@ -27,7 +29,7 @@ export function columnTensor({ name, datatype, shape, cells }) {
       if (cell.trim() === "" && datatype !== "BYTES") throw new Error(`expected ${datatype}, got no value`);
       return elementText(cell, datatype);
     } catch (error) {
-      throw new Error(`row ${i + 1}: ${error.message}`);
+      throw wrongAt(`row ${i + 1}: ${error.message}`, { row: i });
     }
   });
   return { name, datatype, shape: shape.length === 2 ? [cells.length, 1] : [cells.length], data: `[${data.join(", ")}]` };
@@ -54,19 +56,22 @@ export function readColumns(text, fields) {
   };
 }
 
-function Rows({ fields, onCells, onPaste }) {
+// `wrong`: the field and the row of a wrong value, or null. It is shown if its row is further down.
+function Rows({ fields, wrong, onCells, onPaste }) {
   const count = fields[0].cells.length;
   const edit = (field, row, text) => onCells(field.name, field.cells.map((cell, i) => (i === row ? text : cell)));
   const shown = Array.from({ length: Math.min(count, MAX_SHOWN) }, (_, i) => i);
+  if (wrong?.row >= MAX_SHOWN) shown.push(wrong.row);
   return html`<div class="cells" tabindex="0" role="group" aria-label="Rows of the inputs"><table>
     <thead><tr>${fields.map(({ name, datatype }) => html`<th scope="col">${name}<small>${datatype === "BYTES" ? "text" : datatype}</small></th>`)}</tr></thead>
     <tbody>${shown.map((row) => html`<tr key=${row}>${fields.map((field) => html`<td><input aria-label=${`${field.name}, row ${row + 1}`} value=${field.cells[row]}
       inputmode=${field.datatype === "BYTES" ? "text" : "decimal"} spellcheck=${false} autocomplete="off"
-      onInput=${(e) => edit(field, row, e.target.value)} onPaste=${onPaste} /></td>`)}</tr>`)}</tbody></table></div>
-    ${count > MAX_SHOWN && html`<p class="note">${count - MAX_SHOWN} more rows are sent, and not shown.</p>`}`;
+      onInput=${(e) => edit(field, row, e.target.value)} onPaste=${onPaste}
+      ...${wrong?.field === field && wrong.row === row && INVALID} /></td>`)}</tr>`)}</tbody></table></div>
+    ${count > shown.length && html`<p class="note">${count - shown.length} more rows are sent, and not shown.</p>`}`;
 }
 
-export function TableInput({ fields, onFields, onSeparate }) {
+export function TableInput({ fields, wrong, onFields, onSeparate }) {
   const [message, setMessage] = useState("");
   const [problem, setProblem] = useState("");
   const used = fields.filter(({ isSent }) => isSent);
@@ -96,7 +101,7 @@ export function TableInput({ fields, onFields, onSeparate }) {
   const add = () => change(({ cells }) => [...cells, cells.at(-1) ?? ""]);
   return html`<fieldset ...${useDrop(use)}>
     <legend>Rows</legend>
-    <${Rows} fields=${used} onPaste=${paste} onCells=${(name, cells) => onFields(fields.map((field) => (field.name === name ? { ...field, cells } : field)))} />
+    <${Rows} fields=${used} wrong=${wrong} onPaste=${paste} onCells=${(name, cells) => onFields(fields.map((field) => (field.name === name ? { ...field, cells } : field)))} />
     <div class="row"><button type="button" onClick=${add}>Add a row</button>
       <button type="button" disabled=${count < 2} onClick=${() => change(({ cells }) => cells.slice(0, -1))}>Remove the last</button>
       <label class="file">CSV with these columns: drop it here, paste it into a cell, or choose a file

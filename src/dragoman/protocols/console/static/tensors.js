@@ -20,6 +20,9 @@ function shapeOf(value) {
   return [value.length, ...first];
 }
 
+// An error with the place of a wrong value: { row } or { isShape }.
+export const wrongAt = (message, place) => Object.assign(new Error(message), place);
+
 // An element as JSON. Throws an Error if it is none of the datatype.
 export function elementText(text, datatype) {
   const trimmed = text.trim();
@@ -28,7 +31,8 @@ export function elementText(text, datatype) {
     const word = { true: "true", 1: "true", false: "false", 0: "false" }[trimmed.toLowerCase()];
     if (word) return word;
   } else if (/^(U?INT)/.test(datatype)) {
-    if (INTEGER.test(trimmed)) return trimmed.replace(/^\+/, "").replace(/^(-?)0+(?=\d)/, "$1");
+    const whole = INTEGER.test(trimmed) && BigInt(trimmed.replace("+", ""));
+    if (whole !== false && BigInt[datatype.startsWith("U") ? "asUintN" : "asIntN"](/\d+/.exec(datatype)[0], whole) === whole) return String(whole);
   } else {
     if (/^nan$/i.test(trimmed)) return "null";
     if (NUMBER.test(trimmed)) return plainNumber(trimmed);
@@ -100,7 +104,14 @@ export function parseValues(text, datatype, rank) {
   const skipped = datatype !== "BYTES" && rows.length > 1 && rows[0].every(isName);
   if (skipped) rows = rows.slice(1);
   if (rows.some((row) => row.length !== rows[0].length)) throw new Error("the rows differ in length");
-  const data = `[${rows.map((row) => row.map((cell) => elementText(cell, datatype)).join(", ")).join(", ")}]`;
+  const element = (cell, i, j) => {
+    try {
+      return elementText(cell, datatype);
+    } catch (error) {
+      throw new Error(`row ${i + 1}${rows[i].length > 1 ? `, value ${j + 1}` : ""}: ${error.message}`);
+    }
+  };
+  const data = `[${rows.map((row, i) => row.map((cell, j) => element(cell, i, j)).join(", ")).join(", ")}]`;
   const [count, width] = [rows.length, rows[0].length];
   const shape = rank === 2 ? [count, width] : [count * width];
   return { data, shape: rank === 0 && count * width === 1 ? [] : shape, skipped };
@@ -108,7 +119,9 @@ export function parseValues(text, datatype, rank) {
 
 // The shape to send: the one that was typed, else the declared one with free axes from the values.
 export function chooseShape(typed, declared, found) {
-  if (typed.trim() !== "") return typed.split(/[,\s×x]+/).filter(Boolean).map(Number);
+  const sides = typed.split(/[,\s×x]+/).filter(Boolean);
+  if (sides.some((n) => !/^\d+$/.test(n))) throw wrongAt(`expected a shape such as 2, 3, got '${typed}'`, { isShape: true });
+  if (sides.length > 0) return sides.map(Number);
   if (!declared || declared.length === found.length) return found;
   const free = declared.filter((n) => n < 0).length;
   const fixed = size(declared.map((n) => (n < 0 ? 1 : n)));

@@ -3,14 +3,17 @@ import { call, modelPath, roundsIntegers } from "./api.js";
 import { firstMost, firstRate, isRate, readSound, Recorder, Sound, soundTensor, takesSound } from "./audio.js";
 import { useDrop } from "./drop.js";
 import { Examples } from "./examples.js";
-import { html, useState } from "./html.js";
+import { html, useEffect, useRef, useState } from "./html.js";
 import { fileTensor, pictureTensor, takesPictures } from "./images.js";
 import { Outputs } from "./outputs.js";
 import { Photos } from "./photo_input.js";
 import { drawPhoto, firstSettings, readPhoto } from "./photos.js";
 import { placeholderOf, sampleRequest, samplesOf, shortSample, specsOf } from "./samples.js";
-import { areColumns, cellsOf, columnTensor, TableInput } from "./table_input.js";
+import { areColumns, cellsOf, columnTensor, INVALID, TableInput } from "./table_input.js";
 import { chooseShape, parseColumns, parseValues, requestBody, rowsOf, show } from "./tensors.js";
+
+// What the server says of an input, and perhaps of one of its elements.
+const OF_INPUT = /^input '(.+?)': (?:data\[(\d+)\])?/;
 
 // Rows a line, so that a table can be edited and pasted.
 function initialText(example) {
@@ -88,24 +91,25 @@ function toTensor(field) {
   return [{ name, datatype, shape: sent, data }, skipped ? `${name}: the first line, of names, was not sent` : ""];
 }
 
-function Text({ field, id, onChange }) {
+function Text({ field, id, wrong, onChange }) {
   return html`<label for=${id}>values: rows of a table, or JSON</label>
-    <textarea id=${id} rows=${field.shape.length === 0 ? 1 : 4} spellcheck=${false} value=${field.text} placeholder=${placeholderOf(field.sample)} onInput=${(e) => onChange({ text: e.target.value })}></textarea>
+    <textarea id=${id} rows=${field.shape.length === 0 ? 1 : 4} spellcheck=${false} value=${field.text} placeholder=${placeholderOf(field.sample)} onInput=${(e) => onChange({ text: e.target.value })}
+      ...${wrong?.field === field && !wrong.isShape && INVALID}></textarea>
     <label class="inline">shape <input size="12" placeholder="from the values" value=${field.typedShape}
-      onInput=${(e) => onChange({ typedShape: e.target.value })} /></label>`;
+      onInput=${(e) => onChange({ typedShape: e.target.value })} ...${wrong?.field === field && wrong.isShape && INVALID} /></label>`;
 }
 
-function Values({ field, id, onChange }) {
+function Values({ field, onChange, ...rest }) {
   const { pictures, file } = field;
   const drop = html`<button type="button" onClick=${() => onChange({ pictures: [], file: null, sound: null })}>Remove</button>`;
   if (field.sound) return html`<${Sound} field=${field} onChange=${onChange} /><p class="row">${drop}</p>`;
   if (file) return html`<p class="row">${file.name}, ${file.bytes.byteLength} bytes ${drop}</p>`;
   if (pictures.length > 0) return html`<${Photos} field=${field} onChange=${onChange} /><p class="row">${drop}</p>`;
-  if (!field.isPhoto) return html`<${Text} field=${field} id=${id} onChange=${onChange} />`;
-  return html`<details open=${field.isRead}><summary>Numbers instead of a picture</summary><${Text} field=${field} id=${id} onChange=${onChange} /></details>`;
+  if (!field.isPhoto) return html`<${Text} field=${field} onChange=${onChange} ...${rest} />`;
+  return html`<details open=${field.isRead}><summary>Numbers instead of a picture</summary><${Text} field=${field} onChange=${onChange} ...${rest} /></details>`;
 }
 
-function Field({ field, id, sounds, onChange }) {
+function Field({ field, sounds, onChange, ...rest }) {
   async function use(files) {
     try {
       onChange({ ...(await readFiles(field, [...files], sounds)), problem: "" });
@@ -125,8 +129,8 @@ function Field({ field, id, sounds, onChange }) {
     ${field.isOptional && html`<label class="inline"><input type="checkbox" checked=${field.isSent}
       onChange=${(e) => onChange({ isSent: e.target.checked })} /> send this optional input</label>`}
     ${field.isSent && (isEmptyPhoto
-      ? html`${chooser}<${Values} field=${field} id=${id} onChange=${onChange} />`
-      : html`<${Values} field=${field} id=${id} onChange=${onChange} />${chooser}`)}
+      ? html`${chooser}<${Values} field=${field} onChange=${onChange} ...${rest} />`
+      : html`<${Values} field=${field} onChange=${onChange} ...${rest} />${chooser}`)}
     ${field.problem && html`<p class="error" role="alert">${field.problem}</p>`}
   </fieldset>`;
 }
@@ -154,8 +158,10 @@ function Columns({ fields, onColumns }) {
 export function TryIt({ name, version, model }) {
   const [fields, setFields] = useState(() => initialFields(model));
   const [answer, setAnswer] = useState(null);
-  const [problem, setProblem] = useState("");
+  const [problem, setProblem] = useState(null); // { message }, and where it is: the field with a row or { isShape }
   const [busy, setBusy] = useState(false);
+  const form = useRef(null);
+  useEffect(() => form.current?.querySelector("[aria-invalid]")?.focus(), [problem]);
   // A model that has an input for the rate of a sound gets the rate of the one that is sent.
   const change = (index, values) => setFields((now) => now.map((field, i) => {
     if (i === index) return { ...field, ...values };
@@ -173,7 +179,7 @@ export function TryIt({ name, version, model }) {
       try {
         return isTable ? [columnTensor(field), ""] : toTensor(field);
       } catch (error) {
-        throw new Error(`${field.name}: ${error.message}`);
+        throw Object.assign(error, { message: `${field.name}: ${error.message}`, field });
       }
     });
     return { ...requestBody(found.map(([tensor]) => tensor), model.outputs), notes: found.map(([, note]) => note).filter(Boolean), sent: found.find(([, , sent]) => sent)?.[2] ?? [], rate: fields.find((field) => field.sound)?.sound.rate };
@@ -185,10 +191,11 @@ export function TryIt({ name, version, model }) {
     try {
       const { body, headers, notes, ...sent } = compose();
       setAnswer({ ...(await call(`${modelPath(name, version)}/infer`, { method: "POST", body, headers })), notes, ...sent });
-      setProblem("");
+      setProblem(null);
     } catch (error) {
+      const [, input, element] = OF_INPUT.exec(error.message) ?? [];
       setAnswer(null);
-      setProblem(error.message);
+      setProblem({ row: Number(element), field: fields.find(({ name: each }) => each === input), ...error, message: error.message });
     }
     setBusy(false);
   }
@@ -201,15 +208,15 @@ export function TryIt({ name, version, model }) {
     return cells ? { ...field, text: columnText(cells, field), typedShape: "", isSent: true, pictures: [], file: null, sound: null } : field;
   }));
   const isWide = !isTable && fields.some((field) => field.isPhoto || field.takesSound === "yes"); // beside each other: what is sent, and what comes back
-  return html`<div class=${isWide ? "beside" : ""}><form onSubmit=${submit}>
-      <${Examples} model=${model} fieldsOf=${initialFields} onFields=${(filled) => (setFields(filled), setAnswer(null), setProblem(""))} />
-      ${isTable && html`<${TableInput} fields=${fields} onFields=${setFields} onSeparate=${separate} />`}
+  return html`<div class=${isWide ? "beside" : ""}><form ref=${form} onSubmit=${submit}>
+      <${Examples} model=${model} fieldsOf=${initialFields} onFields=${(filled) => (setFields(filled), setAnswer(null), setProblem(null))} />
+      ${isTable && html`<${TableInput} fields=${fields} wrong=${problem} onFields=${setFields} onSeparate=${separate} />`}
       ${!isTable && fields.length > 1 && html`<${Columns} fields=${fields} onColumns=${useColumns} />`}
-      ${!isTable && fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} sounds=${sounds} onChange=${(values) => change(i, values)} />`)}
+      ${!isTable && fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} wrong=${problem} sounds=${sounds} onChange=${(values) => change(i, values)} />`)}
       <button class="primary" disabled=${busy}>${busy ? "Running …" : "Run"}</button>
     </form>
     <div aria-live="polite">
-      ${problem && html`<p class="error" role="alert">${problem}</p>`}
+      ${problem && html`<p class="error" role="alert" id="problem">${problem.message}</p>`}
       ${answer?.notes.map((text) => html`<p class="note">${text}</p>`)}
       ${answer && html`<p class="note">${answer.ms.toFixed(1)} ms, request <a href=${`#/requests/${encodeURIComponent(answer.id)}`}><code>${answer.id}</code></a></p>
         ${roundsIntegers && html`<p class="error">This browser rounds integers beyond 2^53.</p>`}
