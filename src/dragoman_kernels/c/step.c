@@ -23,11 +23,11 @@ static void embed(const decoder_step *step, int64_t row)
         store(states + i, load_items(model->embedding, step->tokens[row] * model->hidden + i, (int)model->attention.bf16));
 }
 
-/* Normalize the states of all rows, for this thread. */
-static void norm_states(const decoder_step *step, const float *weight, void *normed)
+/* Normalize the states of `rows` rows, for this thread. */
+static void norm_states(const decoder_step *step, const float *weight, int64_t first, int64_t rows, void *normed)
 {
     const decoder *model = step->model;
-    for (int64_t row = 0; row < step->rows; row++)
+    for (int64_t row = first; row < first + rows; row++)
         norm_row(model->states + row * padded(model->hidden), weight, normed, row * model->hidden, model->hidden,
                  model->attention.eps, (int)model->attention.bf16);
 }
@@ -99,6 +99,22 @@ static void multiply_part(const linear_layer *layer, const void *inputs, int64_t
         NAME(product_part)(layer, inputs, row_bytes, rows, part, scratch->sums, output, output_columns, add_to_output);
 }
 
+/* Add the contributions of a run's adapter to the outputs of a linear layer. */
+static void adapt_run(const decoder_step *step, int64_t layer, int linear, int64_t part, const void *inputs,
+                      int64_t row_bytes, const step_scratch *scratch, float *output, int64_t output_columns)
+{
+    const adapted_run *run = step->adapted + part;
+    NAME(adapt)(run->layers + layer * LINEAR_LAYERS + linear, (const char *)inputs + run->first * row_bytes, row_bytes,
+                run->rows, step->model->attention.bf16, scratch->sums, output + run->first * output_columns,
+                output_columns);
+}
+
+/* Normalize the states of a run of adapted rows, for this thread, which may have had no part of the layer's product. */
+static void norm_run(const decoder_step *step, const float *weight, int64_t part, void *normed)
+{
+    norm_states(step, weight, step->adapted[part].first, step->adapted[part].rows, normed);
+}
+
 /* Execute `work` for each `part` of the next shared loop; `prepare` before this thread's first part. */
 #define SHARE(parts_, prepare, work)                                                                                   \
     do {                                                                                                               \
@@ -110,6 +126,13 @@ static void multiply_part(const linear_layer *layer, const void *inputs, int64_t
                 work;                                                                                                  \
         }                                                                                                              \
         wait_for_parts(loop++, parts);                                                                                 \
+    } while (0)
+
+/* Execute `work` for each run of rows with an adapter, if there are any. */
+#define ADAPT(work)                                                                                                    \
+    do {                                                                                                               \
+        if (step->adapted_count)                                                                                       \
+            SHARE(step->adapted_count, , work);                                                                        \
     } while (0)
 
 EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
@@ -127,10 +150,14 @@ EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
     for (int64_t number = 0; number < model->layer_count; number++) {
         const decoder_layer *layer = model->layers + number;
         SHARE(panels * layer->qkv.blocks, {
-            norm_states(step, layer->input_norm, scratch->normed);
+            norm_states(step, layer->input_norm, 0, rows, scratch->normed);
             read_inputs(model, &layer->qkv, scratch->normed, normed_bytes, rows, scratch);
         },
               multiply_part(&layer->qkv, scratch->normed, normed_bytes, rows, part, scratch, model->qkv, heads, 0));
+        ADAPT({
+            norm_run(step, layer->input_norm, part, scratch->normed);
+            adapt_run(step, number, QKV, part, scratch->normed, normed_bytes, scratch, model->qkv, heads);
+        });
         SHARE(rows * shape->kv_heads, , {
             attention_head head =
                 head_of(step, number, layer, part / shape->kv_heads, part % shape->kv_heads, 0, scratch);
@@ -141,17 +168,23 @@ EXPORT void NAME(step)(const decoder_step *step, const step_scratch *scratch)
               read_inputs(model, &layer->out, model->attended, attended_bytes, rows, scratch),
               multiply_part(&layer->out, model->attended, attended_bytes, rows, part, scratch, model->states,
                             hidden, 1));
+        ADAPT(adapt_run(step, number, OUT, part, model->attended, attended_bytes, scratch, model->states, hidden));
         SHARE(panels * layer->gate_up.blocks, {
-            norm_states(step, layer->mlp_norm, scratch->normed);
+            norm_states(step, layer->mlp_norm, 0, rows, scratch->normed);
             read_inputs(model, &layer->gate_up, scratch->normed, normed_bytes, rows, scratch);
         },
               multiply_part(&layer->gate_up, scratch->normed, normed_bytes, rows, part, scratch, model->gates,
                             gates, 0));
+        ADAPT({
+            norm_run(step, layer->mlp_norm, part, scratch->normed);
+            adapt_run(step, number, GATE_UP, part, scratch->normed, normed_bytes, scratch, model->gates, gates);
+        });
         SHARE(rows, ,
               NAME(gate)(model->gates + part * gates, (char *)model->mlp + part * mlp_bytes, model->intermediate,
                          shape->bf16));
         SHARE(panels * layer->down.blocks, read_inputs(model, &layer->down, model->mlp, mlp_bytes, rows, scratch),
               multiply_part(&layer->down, model->mlp, mlp_bytes, rows, part, scratch, model->states, hidden, 1));
+        ADAPT(adapt_run(step, number, DOWN, part, model->mlp, mlp_bytes, scratch, model->states, hidden));
     }
     const int64_t blocks = model->head.blocks, output_panels = panels_of(step->output_count);
     SHARE((blocks + LOGIT_BLOCKS - 1) / LOGIT_BLOCKS * output_panels, {

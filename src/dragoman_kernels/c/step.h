@@ -2,6 +2,7 @@
 #ifndef DRAGOMAN_STEP_H
 #define DRAGOMAN_STEP_H
 
+#include "adapter.h"
 #include "attention.h"
 #include "product.h"
 
@@ -29,6 +30,15 @@ typedef struct {
     void *mlp;           /* [rows, padded intermediate] FP32 or BF16 */
 } decoder;
 
+/* The linear layers of a decoder's layer, as an adapter numbers them. */
+enum { QKV, OUT, GATE_UP, DOWN, LINEAR_LAYERS };
+
+/* Consecutive rows with one adapter, at most ADAPTED_ROWS. layers: [layers, LINEAR_LAYERS]. */
+typedef struct {
+    int64_t first, rows;
+    const adapter_layer *layers;
+} adapted_run;
+
 /* A step. keys, values: [layers, slots, kv_heads, length, head_size], with these strides in bytes. */
 typedef struct {
     const decoder *model;
@@ -40,11 +50,14 @@ typedef struct {
     const int64_t *output_rows; /* rows whose logits are computed */
     int64_t run_count;
     const int64_t *runs; /* [runs, 2]: first row and number of consecutive rows of one sequence */
+    int64_t adapted_count;
+    const adapted_run *adapted;
     float *logits;       /* [output rows, padded vocabulary] */
-    void *counters;      /* [7 * layers + 2] shared_loop of 0 */
+    void *counters;      /* shared_loop of 0: 7 for each layer, 4 more if any row has an adapter, and 2 */
 } decoder_step;
 
-/* Scratch memory of a thread. normed: [rows, hidden] FP32 or BF16. sums: [at most PANEL_ROWS, 64]. query: [run_rows,
+/* Scratch memory of a thread. normed: [rows, hidden] FP32 or BF16. sums: [at most PANEL_ROWS, 64], of as many rows as a step
+ * has at most. query: [run_rows,
  * head_size]. scores: [run_rows, score_count]. inputs: of layers whose weights are in blocks. */
 typedef struct {
     void *normed;

@@ -2,10 +2,10 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -21,7 +21,7 @@ _NOT_ADAPTABLE = ("lm_head", "embed_tokens", "wte", "wpe")
 
 
 # Layers of the fused forward pass: its product, and the position of the layer among those that are computed together.
-_FUSED_LAYER = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)")
+_FUSED_PATH = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)")
 _FUSED_PRODUCTS: Mapping[str, tuple[str, int]] = {
     "q_proj": ("qkv", 0),
     "k_proj": ("qkv", 1),
@@ -41,6 +41,21 @@ class LoraWeights:
 
     down: torch.Tensor
     up: torch.Tensor
+
+
+class Adapters(Protocol):
+    """LoRA adapters in memory. keys: theirs."""
+
+    @property
+    def keys(self) -> Collection[str]: ...
+
+    def add(self, key: str, weights: Mapping[str, LoraWeights], name: str) -> None:
+        """Add an adapter under a key; `name` is that in errors.
+
+        Raises ModelFailed if it does not fit the model, which then stays as it was.
+        """
+
+    def remove(self, key: str) -> None: ...
 
 
 class AdapterRows:
@@ -101,20 +116,15 @@ class AdapterLayers:
         self._rows = AdapterRows()
         self._layers: dict[str, list[AdaptedLinear]] = {}
 
-    def add(self, key: str, weights: Mapping[str, LoraWeights], name: str) -> None:
-        """Add an adapter under a key; `name` is that in errors.
+    @property
+    def keys(self) -> Collection[str]:
+        return self._layers.keys()
 
-        Raises ModelFailed if it does not fit the model, which then stays as it was.
-        """
+    def add(self, key: str, weights: Mapping[str, LoraWeights], name: str) -> None:
+        """As `Adapters.add`."""
         parts = []
         for path, lora in weights.items():
-            layer, first, last = self._find(name, path)
-            expected, shape = (layer.in_features, last - first), (lora.down.shape[1], lora.up.shape[0])
-            if shape != expected:
-                raise ModelFailed(
-                    f"adapter '{name}' does not fit the layer '{path}': expected {expected[0]} inputs and "
-                    f"{expected[1]} outputs, got {shape[0]} and {shape[1]}"
-                )
+            layer, first, last = self._find(name, path, lora)
             parts.append((layer, _Part(first, last, self._product(lora.down), self._product(lora.up))))
         for layer, part in parts:
             layer.parts.setdefault(key, []).append(part)
@@ -142,19 +152,17 @@ class AdapterLayers:
         weight = weight.to(self._device, self._dtype).contiguous()
         return PackedLinear(weight, None) if self._packed else lambda states: nn.functional.linear(states, weight)
 
-    def _find(self, name: str, path: str) -> tuple[AdaptedLinear, int, int]:
+    def _find(self, name: str, path: str, lora: LoraWeights) -> tuple[AdaptedLinear, int, int]:
         """Return the adapted layer of a path, and which of its outputs are those of the path."""
-        match = _FUSED_LAYER.fullmatch(path)
+        if self._fused is not None:
+            place = find_fused(self._fused, name, path, lora)
+            return self._adapt_fused(self._fused, place), place.first, place.first + len(lora.up)
         try:
-            if self._fused is None:
-                layer = self._adapt(path)
-                return layer, 0, layer.out_features
-            if match is None:
-                raise AttributeError
-            product, part = _FUSED_PRODUCTS[match[2]]
-            return self._adapt_fused(int(match[1]), product, part)
+            layer = self._adapt(path)
         except (AttributeError, LookupError, TypeError):
-            raise ModelFailed(f"adapter '{name}' is for the layer '{path}', which cannot be adapted") from None
+            raise _not_adaptable(name, path) from None
+        _check_shape(name, path, lora, layer.in_features, layer.out_features)
+        return layer, 0, layer.out_features
 
     def _adapt(self, path: str) -> AdaptedLinear:
         above, _, last = path.rpartition(".")
@@ -167,21 +175,54 @@ class AdapterLayers:
             setattr(parent, last, layer)
         return layer
 
-    def _adapt_fused(self, number: int, product: str, part: int) -> tuple[AdaptedLinear, int, int]:
-        assert self._fused is not None
-        fused = self._fused
-        layer = getattr(fused.layers[number], product)
+    def _adapt_fused(self, fused: FusedModel, place: "FusedPlace") -> AdaptedLinear:
+        layer = getattr(fused.layers[place.number], place.layer)
         if not isinstance(layer, AdaptedLinear):
             layer = AdaptedLinear(layer, self._rows)
-            changed: dict[str, Any] = {product: layer}
-            fused.layers[number] = replace(fused.layers[number], **changed)
-        sizes = [layer.out_features]
-        if product == "qkv":
-            sizes = [heads * fused.head_size for heads in (fused.query_heads, fused.kv_heads, fused.kv_heads)]
-        elif product == "gate_up":
-            sizes = [layer.out_features // 2] * 2
-        first = sum(sizes[:part])
-        return layer, first, first + sizes[part]
+            changed: dict[str, Any] = {place.layer: layer}
+            fused.layers[place.number] = replace(fused.layers[place.number], **changed)
+        return layer
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPlace:
+    """Where the outputs of a layer are in the fused forward pass: in its layer `number`, from `first` on of `layer`."""
+
+    number: int
+    layer: str
+    first: int
+
+
+def find_fused(fused: FusedModel, name: str, path: str, lora: LoraWeights) -> FusedPlace:
+    """Return the place of a layer. Raises ModelFailed for another path, or weights that do not fit."""
+    match = _FUSED_PATH.fullmatch(path)
+    try:
+        if match is None:
+            raise LookupError
+        number, (name_of_layer, part) = int(match[1]), _FUSED_PRODUCTS[match[2]]
+        layer = getattr(fused.layers[number], name_of_layer)
+    except LookupError:
+        raise _not_adaptable(name, path) from None
+    sizes = [layer.out_features]
+    if name_of_layer == "qkv":
+        sizes = [heads * fused.head_size for heads in (fused.query_heads, fused.kv_heads, fused.kv_heads)]
+    elif name_of_layer == "gate_up":
+        sizes = [layer.out_features // 2] * 2
+    _check_shape(name, path, lora, layer.in_features, sizes[part])
+    return FusedPlace(number, name_of_layer, sum(sizes[:part]))
+
+
+def _not_adaptable(name: str, path: str) -> ModelFailed:
+    return ModelFailed(f"adapter '{name}' is for the layer '{path}', which cannot be adapted")
+
+
+def _check_shape(name: str, path: str, lora: LoraWeights, inputs: int, outputs: int) -> None:
+    shape = lora.down.shape[1], lora.up.shape[0]
+    if shape != (inputs, outputs):
+        raise ModelFailed(
+            f"adapter '{name}' does not fit the layer '{path}': expected {inputs} inputs and {outputs} outputs, "
+            f"got {shape[0]} and {shape[1]}"
+        )
 
 
 def _features(layer: Any) -> tuple[int, int]:

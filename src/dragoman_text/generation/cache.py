@@ -82,11 +82,6 @@ class KeyValueCache:
             for part in (self.keys, self.values):
                 part[:, slot, :, :length] = 0
 
-    def replace_non_finite(self) -> None:
-        """Replace NaN and infinity by zero."""
-        for part in (self.keys, self.values):
-            part.nan_to_num_(0.0, 0.0, 0.0)
-
     def read(self, slot: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the keys and values of the tokens from start to stop."""
         return self.keys[:, slot, :, start:stop].clone(), self.values[:, slot, :, start:stop].clone()
@@ -263,12 +258,6 @@ class CacheManager:
     def allocated_tokens(self) -> int:
         """Number of tokens for which cache memory is allocated."""
         return self.cache.slots * self.cache.length
-
-    def clear_freed_slots(self) -> None:
-        """Zero slots from now on when they become free, and values that are not finite now."""
-        if not self._clears:
-            self._clears = True
-            self.cache.replace_non_finite()
 
     def release(self) -> None:
         self.cache.release()

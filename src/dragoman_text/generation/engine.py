@@ -12,8 +12,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.foreign_code import public_error
 from dragoman.core.metrics import Family
 from dragoman_text.generation import sampler
-from dragoman_text.generation.adapters import AdapterLayers, LoraWeights
-from dragoman_text.generation.cache import CacheManager
+from dragoman_text.generation.adapters import Adapters, LoraWeights
 from dragoman_text.generation.completion_writer import CompletionWriter, EndConditions
 from dragoman_text.generation.input_processor import EngineLimits
 from dragoman_text.generation.job import BatchRow, GenerationJob, Sequence
@@ -48,7 +47,7 @@ class ModelRunner(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def adapters(self) -> AdapterLayers: ...
+    def adapters(self) -> Adapters: ...
 
     def run(self, cache: Any, rows: Any) -> torch.Tensor:
         """Compute the rows' tokens; return the wanted logits in order, [wanted, vocabulary], FP32."""
@@ -112,8 +111,6 @@ class GenerationEngine:
         Raises ModelFailed if it does not fit the model.
         """
         self._runner.adapters.add(key, weights, name)
-        if isinstance(self._memory, CacheManager):  # the kernels, which need no cleared slots, apply no adapters
-            self._memory.clear_freed_slots()
 
     def remove_adapter(self, key: str) -> None:
         """Remove a LoRA adapter that no job uses."""

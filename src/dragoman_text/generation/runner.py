@@ -12,7 +12,7 @@ import torch
 from dragoman.core.errors import ModelFailed
 from dragoman.system.load_steps import report_step
 from dragoman_kernels import NoKernels
-from dragoman_text.generation.adapters import AdapterLayers
+from dragoman_text.generation.adapters import AdapterLayers, Adapters
 from dragoman_text.generation.attention import (
     CHECKED,
     NAME,
@@ -61,9 +61,12 @@ class PackingFailed(Exception):
 
 
 class StepFunction(Protocol):
-    """An implementation of `Runner.run` with this number of threads."""
+    """An implementation of `Runner.run` with this number of threads, and its adapters."""
 
     threads: int
+
+    @property
+    def adapters(self) -> Adapters: ...
 
     def __call__(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor: ...
 
@@ -92,7 +95,7 @@ class Runner:
         self._native: StepFunction | None = None
         self._graphs: StepGraphs | None = None
         self.model, self.config = pretrained.model, pretrained.config
-        self.adapters = AdapterLayers(self.model, None, self.dtype, self.device, packed=False)
+        self._layers = AdapterLayers(self.model, None, self.dtype, self.device, packed=False)
         # Weights may be in another layout: that of our kernels, or that of oneDNN, which some builds of PyTorch do not
         # have, and which takes BF16 only with some instructions of the CPU.
         self._repacks = packed and is_cpu(self.device)
@@ -102,8 +105,8 @@ class Runner:
             self._use_mapped(self.model)
         else:
             self._use_own(self.model, pretrained.default_context)
-            self.batch_invariant = self._is_batch_invariant()
-        self.adapters = AdapterLayers(self.model, self.fused, self.dtype, self.device, packed=self.packed)
+            self.batch_invariant = self.native or self._is_batch_invariant()
+        self._layers = AdapterLayers(self.model, self.fused, self.dtype, self.device, packed=self.packed)
         if cuda_graphs and self.device.type == "cuda":
             self.use_graphs()
 
@@ -129,28 +132,21 @@ class Runner:
         """Whether it computes with our kernels."""
         return self._native is not None
 
+    @property
+    def adapters(self) -> Adapters:
+        return self._layers if self._native is None else self._native.adapters
+
     def run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
         """Write keys and values of the rows' tokens to the cache; return the wanted logits in order.
 
         Rows with one token, or with drafts, must come first. Returns [wanted, vocabulary], FP32, on the model's device.
         """
-        if self._native is None:
-            return self._run(cache, rows)
-        adapted = [row for row in rows if row.adapter]
-        if not adapted:
-            return self._native(cache, rows)
-        # Other sequences are computed by the kernels all the same, so that their results do not depend on these.
-        others = [row for row in rows if not row.adapter]
-        groups = [(adapted, self._run(cache, adapted)), *([(others, self._native(cache, others))] if others else [])]
-        logits: dict[int, torch.Tensor] = {}
-        for group, group_logits in groups:
-            logits |= zip(map(id, group), torch.split(group_logits, [row.wanted for row in group]), strict=True)
-        return torch.cat([logits[id(row)] for row in rows])
+        return (self._native or self._run)(cache, rows)
 
     def _run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
         """Compute the rows in PyTorch."""
         if self._graphs is not None:
-            self.adapters.assign([""])
+            self._layers.assign([""])
             with torch.inference_mode():
                 logits = self._graphs.run(cache, rows)
             if logits is not None:
@@ -169,7 +165,7 @@ class Runner:
         decoding = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
         tokens = [token for row in rows for token in row.tokens]
         positions = [position for span in spans for position in range(span.start, span.stop)]
-        self.adapters.assign([row.adapter for row in rows for _ in row.tokens])
+        self._layers.assign([row.adapter for row in rows for _ in row.tokens])
         with torch.inference_mode(), self._adaptive_threads or nullcontext():
             step = AttentionStep(cache, spans[:decoding], spans[decoding:], self._merges)
             selected = self._tensor(outputs) if len(outputs) != len(tokens) else 0
@@ -250,7 +246,7 @@ class Runner:
         expected = self._sample_logits()
         self._native = native
         uses_kernels = native is not None and self.agrees(expected, "the step of the kernels")
-        self.batch_invariant = self._is_batch_invariant()
+        self.batch_invariant = uses_kernels or self._is_batch_invariant()
         native = self._build_mapped(model)
         self._native = native if uses_kernels else None
         if not bool(self._sample_logits().isfinite().all()):
@@ -369,9 +365,9 @@ class Runner:
         return torch.cat(parts)
 
     def _is_batch_invariant(self) -> bool:
-        """Return whether the logits of a sequence are the same alone and beside others; log if not.
+        """Return whether the logits of a sequence are the same alone and beside others in PyTorch; log if not.
 
-        The kernels compute each row in a fixed order. Sequences with an adapter are computed in PyTorch beside them.
+        The kernels compute each row in a fixed order.
         """
         if self.device.type != "cpu":
             log.info("completions depend on the batch by rounding: device=%s", self.device)

@@ -13,10 +13,12 @@ from dragoman_text.generation.cache import KeyValueCache
 from dragoman_text.generation.fused import FusedModel, has_fixed_rotary
 from dragoman_text.generation.gguf_model import MappedEmbedding, MappedLinear, input_memory
 from dragoman_text.generation.job import BatchRow
+from dragoman_text.generation.native.adapters import KernelAdapters
 from dragoman_text.generation.native.config import COLUMNS, LANES, MAX_HEAD_SIZE, KernelConfig, pad
 from dragoman_text.generation.native.linear import BlockLinear, StepCode
 from dragoman_text.generation.native.structures import (
     COUNTER_BYTES,
+    LINEAR_LAYERS,
     PANEL_ROWS,
     AttentionShape,
     Decoder,
@@ -35,11 +37,14 @@ class NativeStep:
 
     The result of a token is bitwise the same whatever the other tokens, the split of its sequence into steps and the
     number of threads.
+
+    adapters: LoRA adapters in memory, which rows select.
     """
 
     def __init__(self, code: StepCode, fused: FusedModel, forms: Mapping[int, AttentionForm]) -> None:
         self._code, self._fused, self._config = code, fused, code.config
         config = code.config
+        self.adapters = KernelAdapters(fused, config)
         self._weights: list[object] = []  # keeps FP32 copies and packed weights alive
         # Of a row, at most: inputs of layers whose weights are in blocks, and those that such layers need in FP32.
         self._block_inputs = self._block_floats = 0
@@ -65,7 +70,8 @@ class NativeStep:
         tokens, outputs, runs = _flatten(rows, config.run_rows)
         _check_bounds(tokens, (self._fused.embed.num_embeddings, cache.length, cache.slots))
         self._reserve(tokens.shape[1], cache.length, threads)
-        counters = np.zeros(counter_count(config.layers) * COUNTER_BYTES, np.uint8)
+        adapted, adapters = self.adapters.runs(rows)
+        counters = np.zeros(counter_count(config.layers, adapted=bool(len(adapted))) * COUNTER_BYTES, np.uint8)
         logits = torch.empty(len(outputs), pad(config.vocabulary))
         layer_bytes, slot_bytes, head_bytes = (stride * cache.keys.itemsize for stride in cache.keys.stride()[:3])
         step = DecoderStep(
@@ -81,12 +87,14 @@ class NativeStep:
             output_rows=outputs.ctypes.data,
             run_count=len(runs),
             runs=runs.ctypes.data,
+            adapted_count=len(adapted),
+            adapted=ctypes.addressof(adapted),
             logits=logits.data_ptr(),
             counters=counters.ctypes.data,
         )
         calls = [(ctypes.addressof(step), ctypes.addressof(scratch)) for scratch, _ in self._scratch[:threads]]
         # A thread may start after the step has ended: all memory that it could read stays alive until then.
-        arrays = (step, counters, tokens, outputs, runs, logits, cache.keys, cache.values)
+        arrays = (step, counters, tokens, outputs, runs, adapted, adapters, logits, cache.keys, cache.values)
         keep_alive = (self, self._model, self._rotary, self._scratch, self._memory, arrays)
         self._code.run(self._code.step, calls, keep_alive)
         return logits[:, : config.vocabulary]
@@ -158,7 +166,7 @@ class NativeStep:
             query_norm,
             key_norm,
             self._fp32_address(layer.mlp_norm[:hidden]),
-            *(self._product(each) for each in (layer.qkv, layer.out, layer.gate_up, layer.down)),
+            *(self._product(getattr(layer, name)) for name in LINEAR_LAYERS),
             window,
         )
 

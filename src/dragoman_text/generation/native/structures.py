@@ -8,6 +8,10 @@ _ADDRESS, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 COUNTER_BYTES = 128
 # Products of more rows are computed in panels of this many.
 PANEL_ROWS = 96
+# Rows of one adapter that are computed together, and the multiple that ranks are padded to: adapter.h.
+ADAPTED_ROWS, RANKS = 4, 4
+# The linear layers of a decoder's layer in the order of step.h, by their names in `FusedModel`.
+LINEAR_LAYERS = ("qkv", "out", "gate_up", "down")
 
 
 class Segment(ctypes.Structure):
@@ -109,7 +113,7 @@ class DecoderLayer(ctypes.Structure):
 
     _fields_ = (
         *((name, _ADDRESS) for name in ("input_norm", "query_norm", "key_norm", "mlp_norm")),
-        *((name, LinearLayer) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, LinearLayer) for name in LINEAR_LAYERS),
         ("window", _INTEGER),
     )
 
@@ -131,6 +135,28 @@ class Decoder(ctypes.Structure):
     )
 
 
+class AdapterPart(ctypes.Structure):
+    """`adapter_part`: weights of an adapter for some outputs of a linear layer."""
+
+    _fields_ = (
+        ("down", _ADDRESS),
+        ("up", _ADDRESS),
+        *((name, _INTEGER) for name in ("rank", "size", "first", "count")),
+    )
+
+
+class AdapterLayer(ctypes.Structure):
+    """`adapter_layer`: the parts of an adapter for one linear layer."""
+
+    _fields_ = (("parts", _ADDRESS), ("count", _INTEGER))
+
+
+class AdaptedRun(ctypes.Structure):
+    """`adapted_run`: consecutive rows with one adapter."""
+
+    _fields_ = (("first", _INTEGER), ("rows", _INTEGER), ("layers", _ADDRESS))
+
+
 class DecoderStep(ctypes.Structure):
     """`decoder_step`."""
 
@@ -143,6 +169,8 @@ class DecoderStep(ctypes.Structure):
         ("output_rows", _ADDRESS),
         ("run_count", _INTEGER),
         ("runs", _ADDRESS),
+        ("adapted_count", _INTEGER),
+        ("adapted", _ADDRESS),
         ("logits", _ADDRESS),
         ("counters", _ADDRESS),
     )
@@ -158,6 +186,7 @@ class StepScratch(ctypes.Structure):
     )
 
 
-def counter_count(layers: int) -> int:
-    """Return the number of shared loops of a step: one for the embedding, seven per layer, one for the logits."""
-    return 7 * layers + 2
+def counter_count(layers: int, *, adapted: bool) -> int:
+    """Return the number of shared loops of a step: one for the embedding, seven per layer, one for the logits; and one
+    per linear layer if any row has an adapter."""
+    return (7 + adapted * len(LINEAR_LAYERS)) * layers + 2

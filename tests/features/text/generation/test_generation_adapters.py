@@ -181,7 +181,7 @@ def _weights_in_memory(model: LanguageModel) -> list[str]:
     """Return the names of the adapters in memory, between two steps."""
     engine = text_engine(model)
     engine.service.execute(lambda _: None).result(60)
-    return sorted(key.partition(":")[0] for key in engine.engine._runner.adapters._layers)
+    return sorted(key.partition(":")[0] for key in engine.engine._runner.adapters.keys)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dragoman_text.generation.cache import CacheManager, CacheShape, KeyValueCache  # noqa: E402
+from dragoman_text.generation.cache import CacheShape, KeyValueCache  # noqa: E402
 
 
 def fill(cache: KeyValueCache, slot: int, length: int) -> None:
@@ -41,20 +41,3 @@ def test_slots_are_copied_and_reordered() -> None:
     block = cache.read(0, 1, 3)
     cache.write(1, 0, block)
     assert cache.keys[0, 1, 0, :3, 0].tolist() == [3, 3, 1]
-
-
-def test_freed_slots_are_cleared_from_the_first_adapter_on() -> None:
-    """The kernels do not read masked positions; PyTorch, which applies adapters, multiplies them by 0."""
-    memory = CacheManager(CacheShape(1, 1, 4, 4), 256, 0, torch.float32, torch.device("cpu"), clears=False)
-    memory.reserve(2, 32)
-    memory.cache.keys[:] = 3.0
-    memory.cache.values[0, 0, 0, 5] = float("nan")
-    memory.cache.keys[0, 0, 0, 5] = float("inf")
-    memory.clear(0, 32)
-    assert memory.cache.values.isnan().any()
-    memory.clear_freed_slots()
-    assert memory.cache.values.isfinite().all()
-    assert memory.cache.keys[0, 0, 0, 5].tolist() == [0.0] * 4
-    assert memory.cache.keys[0, 1].eq(3.0).all()  # of a running sequence
-    memory.clear(0, 32)
-    assert not memory.cache.keys[0, 0].any()

@@ -114,7 +114,7 @@ async def _check_memory_is_free(model: LanguageModel) -> None:
     for name in "ab":
         await model.unload_adapter(UnloadAdapter(name))
     await asyncio.wrap_future(local.service.execute(lambda _: None))
-    assert not engine._runner.adapters._layers
+    assert not engine._runner.adapters.keys
 
 
 async def test_commands_of_a_closed_engine_fail(llama_folder: Path) -> None:
