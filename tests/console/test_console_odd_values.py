@@ -164,16 +164,23 @@ async def test_snippets_of_rare_values_run_as_pasted(browser: Browser) -> None:
         assert expected in done.stdout, done.stderr
 
 
-async def test_the_code_for_a_photo_reads_a_file(browser: Browser, tmp_path: Path) -> None:
+@pytest.mark.parametrize("title", ["Python", "curl"])
+async def test_the_code_for_a_photo_reads_a_file(browser: Browser, tmp_path: Path, title: str) -> None:
+    if not shutil.which("curl"):
+        pytest.skip("needs curl")
     await browser.open("/#/models/Finder", "Code")
-    await browser.press("Python")
+    await browser.press(title)
     code = await browser.page.locator("pre.code").inner_text()
     assert 'picture("photo.jpg", size=(64, 64), fit="letterbox", scale=1 / 255)' in code
+    assert len(code) < 600
     (tmp_path / "photo.jpg").write_bytes(png(20, 10, lambda x, y: (x, y, 0)))  # Pillow looks at the content
-    command = [sys.executable, "-c", code]
+    command = (
+        ["sh", "-c", code.replace("python", sys.executable, 1)] if title == "curl" else [sys.executable, "-c", code]
+    )
     execute = functools.partial(subprocess.run, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
     done = await asyncio.to_thread(execute, command)
-    assert "boxes [[ 0. 16. 32. 48.]]" in done.stdout, done.stderr
+    expected = '"data":[0.0,16.0,32.0,48.0]' if title == "curl" else "boxes [[ 0. 16. 32. 48.]]"
+    assert expected in done.stdout, done.stderr
 
 
 async def test_a_photo_for_a_detector_is_in_a_letterbox(browser: Browser) -> None:

@@ -138,6 +138,21 @@ async def test_without_recent_requests_those_of_the_tab_are_listed_without_keys(
         assert await page.evaluate(sent) == "[]"
 
 
+async def test_the_code_of_a_request_has_all_of_its_values(chromium: Any) -> None:
+    async with serve_page(chromium, Table) as browser:
+        await browser.open("/")
+        tensor = {"name": "rows", "datatype": "FP32", "shape": [100, 3], "data": [*range(300)]}
+        request = {
+            "method": "POST",
+            "path": "/v2/models/Table/infer",
+            "body": json.dumps({"inputs": [tensor]}),
+            "headers": {},
+        }
+        script = "async (request) => (await import('/console/assets/replay.js')).snippetsOf(request, 'http://host')"
+        for name, text in await browser.page.evaluate(script, request):
+            assert "297" in text, name
+
+
 # The package of that name, as far as the code of the page uses it.
 FAKE_REQUESTS = """
 import json as JSON, types, urllib.request

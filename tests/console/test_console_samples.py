@@ -1,5 +1,9 @@
 """Forms of models with an example that is too long to show, or without declared inputs, answer as they are opened."""
 
+import asyncio
+import json
+import shutil
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -37,6 +41,23 @@ class Wave(Photo):
 
     def infer(self, call: dragoman.Infer) -> dict[str, Any]:
         return {"mean": np.asarray(call.inputs["sound"].data).mean(axis=1)}
+
+
+class Mixed(dragoman.Model):
+    """The sums of inputs of several datatypes, three of them long."""
+
+    placement = "inline"
+    inputs = (
+        dragoman.TensorSpec("wörter", dragoman.BYTES, (100,)),
+        dragoman.TensorSpec("flags", dragoman.BOOL, (-1, 100)),
+        dragoman.TensorSpec("half", dragoman.FP16, (100,)),
+        dragoman.TensorSpec("short", dragoman.INT16, (3,)),
+    )
+    outputs = (dragoman.TensorSpec("sums", dragoman.FP64, (4,)),)
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        words, flags, half, short = (call.inputs[spec.name].data for spec in self.inputs)
+        return {"sums": np.array([sum(map(len, words)), flags.sum(), half.sum(), short.sum()], np.float64)}
 
 
 class Open(dragoman.Model):
@@ -85,7 +106,7 @@ class Sure(Classifier):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    async with serve_page(chromium, Photo, Wave, Open, Classifier, Sure) as page:
+    async with serve_page(chromium, Photo, Wave, Mixed, Open, Classifier, Sure) as page:
         yield page
 
 
@@ -105,6 +126,20 @@ async def test_the_form_is_answered_as_it_is_opened(browser: Any, model: str, va
     assert note in await browser.panel()
     assert ("the example of" in await browser.panel()) == bool(note)
     assert browser.problems == []
+
+
+@pytest.mark.parametrize("model", ["Wave", "Mixed"])
+async def test_the_curl_of_long_inputs_is_short_and_runs(browser: Any, model: str) -> None:
+    """Zeros of any datatype; short inputs are written. Nothing else is sent."""
+    if not shutil.which("curl"):
+        pytest.skip("needs curl")
+    await browser.open(f"/#/models/{model}", "Code")
+    code = await browser.page.inner_text("pre.code")
+    assert len(code) < 700
+    process = await asyncio.create_subprocess_exec("sh", "-c", code, stdout=PIPE, stderr=DEVNULL)
+    output, _ = await process.communicate()
+    expected = [0.0] if model == "Wave" else [0.0, 0.0, 0.0, 3.0]
+    assert json.loads(output)["outputs"][0]["data"] == expected
 
 
 async def test_what_is_typed_replaces_the_example(browser: Any) -> None:

@@ -4,12 +4,13 @@ import { CopyButton } from "./copy.js";
 import { html, useState } from "./html.js";
 import { channelsOf, pictureAxes, takesPictures } from "./images.js";
 import { AS_IS, CROP, LETTERBOX, STRETCH, firstSettings } from "./photos.js";
+import { size } from "./tensors.js";
 
 const NUMPY = {
   BOOL: "bool", UINT8: "uint8", UINT16: "uint16", UINT32: "uint32", UINT64: "uint64", INT8: "int8", INT16: "int16",
   INT32: "int32", INT64: "int64", FP16: "float16", FP32: "float32", FP64: "float64", BYTES: "object",
 };
-const MAX_WRITTEN = 64;
+const MAX_WRITTEN = 64; // elements of an example; of a longer one only the shape counts
 const FITS = { [LETTERBOX]: ', fit="letterbox"', [CROP]: ', fit="crop"', [STRETCH]: "", [AS_IS]: "" };
 
 export const quote = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
@@ -32,28 +33,41 @@ export function python(value) {
   return `{${Object.entries(value).map(([key, v]) => `${JSON.stringify(key)}: ${python(v)}`).join(", ")}}`;
 }
 
-// NumPy's expression for an example, short for long ones.
+// NumPy's expression for a tensor; without data one of its shape.
 export function array({ datatype, shape, data }) {
   const dtype = NUMPY[datatype];
   if (!dtype) return null;
-  if (data.length > MAX_WRITTEN && datatype === "BYTES") return `np.full(${python(shape).replace("[", "(").replace(/\]$/, ",)")}, b"text", object)`;
-  if (data.length > MAX_WRITTEN) return `np.ones(${python(shape).replace("[", "(").replace(/\]$/, ",)")}, np.${dtype})`;
+  if (!data) return datatype === "BYTES" ? `np.full(${python(shape)}, b"text", object)` : `np.ones(${python(shape)}, np.${dtype})`;
   const values = datatype === "BYTES" ? `[${data.map((text) => (/^[ -~\n\r\t]*$/.test(text) ? `b${JSON.stringify(text)}` : `${JSON.stringify(text)}.encode()`)).join(", ")}]` : python(data);
   const type = dtype === "object" || dtype === "bool" ? dtype : `np.${dtype}`;
   return `np.array(${values}, ${type}).reshape(${shape.join(", ") || "()"})`;
 }
 
-// A request with each input on a line of its own.
-function lines({ inputs, ...others }) {
-  const rest = Object.entries(others).map(([key, value]) => `, ${JSON.stringify(key)}: ${json(value)}`).join("");
-  return `{"inputs": [\n${inputs.map((tensor) => `  ${json(tensor)}`).join(",\n")}]${rest}}`;
+// The inputs of an example, those that are long without data.
+function tensorsOf({ example, metadata: { inputs = [] }, shapes }) {
+  const found = example?.inputs ?? inputs.filter(({ name }) => shapes[name]).map(({ name, datatype }) => ({ name, datatype, shape: shapes[name] }));
+  return found.map(({ data, ...tensor }) => (size(tensor.shape) > MAX_WRITTEN ? tensor : { ...tensor, data }));
+}
+
+const widthOf = (datatype) => ({ BYTES: 4, BOOL: 1 })[datatype] ?? /\d+/.exec(datatype)[0] / 8;
+
+// A command that sends tensors, each on a line of its own. Those without data are sent as bytes: of a photo, or zeros.
+function curl(url, header, tensors, picture) {
+  const sizes = tensors.map(({ data, datatype, shape }) => (data ? 0 : widthOf(datatype) * size(shape)));
+  const inputs = tensors.map((tensor, i) => `  ${json(sizes[i] ? { ...tensor, parameters: { binary_data_size: sizes[i] } } : tensor)}`);
+  const text = `{"inputs": [\n${inputs.join(",\n")}]}`;
+  if (!sizes.some(Boolean)) return `curl ${url}${header} -d ${quote(text)}`;
+  const bytes = sizes.filter(Boolean).map((n) => (picture ? "cat photo.bin" : `head -c ${n} /dev/zero`)).join(";\n  ");
+  const before = picture ? `python -c ${quote(`from dragoman.client import picture\n${picture}.tofile("photo.bin")`)}\n` : "";
+  return `${before}(printf %s ${quote(text)};\n  ${bytes}) |\n  curl ${url}${header} -H "inference-header-content-length: ${new TextEncoder().encode(text).length}" --data-binary @-`;
 }
 
 const isColumn = ({ shape, parameters }) => shape[0] === -1 && (shape.length === 1 || (shape.length === 2 && shape[1] === 1)) && !parameters?.any_rank;
 
 const isPhoto = (inputs) => inputs.length === 1 && takesPictures({ ...inputs[0], anyRank: inputs[0].parameters?.any_rank === true });
 
-// An expression for a photo as the only input, sent as the form does at first; null for inputs of another kind.
+// An expression for a photo as the only input, sent as the form does at first, and its shape, null if that is the photo's;
+// null for inputs of another kind.
 function photo({ metadata: { inputs = [], outputs = [] }, shapes, canInfer }) {
   if (!canInfer || !isPhoto(inputs) || !["FP32", "UINT8"].includes(inputs[0].datatype)) return null;
   if (inputs[0].shape.length !== 4 || inputs[0].shape[0] > 1) return null;
@@ -61,11 +75,13 @@ function photo({ metadata: { inputs = [], outputs = [] }, shapes, canInfer }) {
   const axes = pictureAxes(inputs[0].shape, layout);
   const channels = channelsOf(inputs[0].shape, axes);
   if (axes.channel < 0) return null;
-  const size = fit === AS_IS ? "" : `, size=(${height}, ${width})${FITS[fit]}`;
-  const form = `${layout === "NHWC" ? ', layout="NHWC"' : ""}${channels === 1 || channels === 4 ? `, channels=${channels}` : ""}`;
+  const sides = fit === AS_IS ? "" : `, size=(${height}, ${width})${FITS[fit]}`;
+  const count = channels === 1 || channels === 4 ? channels : 3;
+  const form = `${layout === "NHWC" ? ', layout="NHWC"' : ""}${count === 3 ? "" : `, channels=${count}`}`;
   const isImagenet = scale.startsWith("ImageNet") && channels === 3;
   const values = scale === "0 to 255" ? "" : `, scale=1 / 255${isImagenet ? ", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)" : ""}`;
-  return `picture("photo.jpg"${size}${form}${values})`;
+  const shape = layout === "NHWC" ? [1, height, width, count] : [1, count, height, width];
+  return { text: `picture("photo.jpg"${sides}${form}${values})`, shape: sides && shape };
 }
 
 // A command with a file of the reader's, if the inputs are a picture or the columns of a table.
@@ -76,18 +92,22 @@ function command({ name, version, model, url }) {
 }
 
 function tensorSnippets({ name, version, model, url, host, hasKey }) {
-  const example = model.example; // null if it is too large to be written
   const picture = photo(model);
-  if (!example && !picture) return [];
-  const arrays = (example?.inputs ?? []).map((tensor) => [tensor, array(tensor)]);
+  const { datatype, name: input } = model.metadata.inputs[0] ?? {};
+  const pixels = picture?.shape ? [{ name: input, datatype, shape: picture.shape }] : [];
+  const known = tensorsOf(model);
+  const tensors = known.length > 0 ? known : pixels;
+  if (tensors.length === 0 && !picture) return [];
+  const arrays = tensors.map((tensor) => [tensor, array(tensor)]);
   const header = hasKey ? ' -H "authorization: Bearer $DRAGOMAN_API_KEY"' : "";
-  const found = example ? [["curl", `curl ${word(`${url}${modelPath(name, version)}/infer`)}${header} -d ${quote(lines(example))}`]] : [];
+  const [sent, file] = pixels.length > 0 ? [pixels, picture.text] : [tensors, ""];
+  const found = sent.length > 0 ? [["curl", curl(word(`${url}${modelPath(name, version)}/infer`), header, sent, file)]] : [];
   found.push(["Terminal", command({ name, version, model, url })]);
   if (arrays.some(([, text]) => text === null)) return found;
   const token = hasKey ? ', token=os.environ["DRAGOMAN_API_KEY"]' : "";
   const imports = hasKey ? "import os\n\n" : "";
   const chosen = version ? `, version=${JSON.stringify(version)}` : "";
-  const written = picture ? [[model.metadata.inputs[0], picture]] : arrays;
+  const written = picture ? [[{ name: input }, picture.text]] : arrays;
   const modules = picture ? "import dragoman\nfrom dragoman.client import picture\n" : "import numpy as np\n\nimport dragoman\n";
   found.push([
     "Python",
@@ -95,7 +115,7 @@ function tensorSnippets({ name, version, model, url, host, hasKey }) {
       `    result = client.infer(${JSON.stringify(name)}, {\n${written.map(([t, text]) => `        ${JSON.stringify(t.name)}: ${text},\n`).join("")}    }${chosen})\n` +
       "    for output in result:\n        print(output, result[output])\n",
   ]);
-  if (!example) return found;
+  if (tensors.length === 0) return found;
   const headers = hasKey ? ', headers={"authorization": "Bearer " + os.environ["DRAGOMAN_API_KEY"]}' : "";
   const versioned = version ? `, model_version=${JSON.stringify(version)}` : "";
   const triton = (module, client) =>
