@@ -1,5 +1,8 @@
 """The map of a simulator over two parameters, in a real browser."""
 
+import asyncio
+import json
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,7 +13,7 @@ import pytest_asyncio
 from numpy.typing import NDArray
 
 import dragoman
-from console.browser import Browser, needs_chromium, serve_page
+from console.browser import Browser, needs_chromium, playwright, serve_page
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 
@@ -29,8 +32,14 @@ def hill(x: NDArray[Any], *, height: float = 0.0) -> NDArray[Any]:
 
 @dragoman.vector_function(inputs={"x": 3})
 def slow(x: NDArray[Any]) -> NDArray[Any]:
-    time.sleep(0.05)
+    time.sleep(0.12)  # more than a map without a click may take
     value: NDArray[Any] = x[:1] * x[1] + x[2]
+    return value
+
+
+@dragoman.vector_function(inputs={"x": 2})
+def bowl(x: NDArray[Any]) -> NDArray[Any]:
+    value: NDArray[Any] = (x[:1] - 1) ** 2 + x[1] ** 2
     return value
 
 
@@ -66,7 +75,7 @@ def product(x: NDArray[Any]) -> NDArray[Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    async with serve_page(chromium, hill, slow, glacial, product, fragile, fragile_rows) as page:
+    async with serve_page(chromium, hill, slow, bowl, glacial, product, fragile, fragile_rows) as page:
         yield page
 
 
@@ -77,13 +86,18 @@ def count_requests(browser: Browser, suffix: str) -> list[str]:
     return found
 
 
+async def compute(browser: Browser) -> None:
+    """Compute the map, or what a coarse one that was drawn without a click lacks."""
+    section = browser.page.get_by_role("region", name="Map")
+    await section.get_by_role("button", name=re.compile("^(Compute|Continue)")).click()
+
+
 async def test_a_map_of_a_fast_model_is_drawn_by_few_requests(browser: Browser) -> None:
     page = browser.page
     requests = count_requests(browser, "/infer")
     await browser.open("/#/models/hill", "Simulator")
     section = page.get_by_role("region", name="Map")
-    await section.get_by_role("application").or_(section.get_by_role("button", name="Compute the map")).wait_for()
-    await section.get_by_role("button", name="Compute").click()
+    await compute(browser)
     await section.get_by_text("Least -157 at x[0] = -5, x[1] = 5; greatest 0 at x[0] = 2, x[1] = -1.").wait_for()
     assert 1 <= len(requests) <= 40, "1681 points or more"
     assert await section.get_by_text("exp(log_density), largest = 1").count() == 1
@@ -105,7 +119,7 @@ async def test_a_map_of_a_fast_model_is_drawn_by_few_requests(browser: Browser) 
 async def test_the_point_follows_the_mouse_and_the_arrow_keys(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/hill", "Simulator")
-    await page.get_by_role("button", name="Compute").click()
+    await compute(browser)
     drawing = page.get_by_role("application")
     await page.get_by_text("Least -157 at").wait_for()
     box = await drawing.bounding_box()
@@ -217,6 +231,24 @@ async def test_names_of_parameters_do_not_lie_over_their_sliders(browser: Browse
     await page.set_viewport_size({"width": 1280, "height": 900})
 
 
+async def test_a_finer_map_has_the_points_of_the_coarse_one(browser: Browser) -> None:
+    points: list[str] = []
+    browser.page.on(
+        "request", lambda request: points.append(request.post_data) if request.url.endswith("/Evaluate") else None
+    )
+    await browser.open("/#/models/bowl", "Simulator")
+    section = browser.page.get_by_role("region", name="Map")
+    await compute(browser)
+    await section.get_by_text("Least 0.0278 at x[0] = 0.833, x[1] = 0; greatest 61 at x[0] = -5, x[1] = -5.").wait_for()
+    await section.get_by_role("button", name="Compute again").wait_for()
+    grid = {point for point in points if json.loads(point)["input"] != [[1, 1]]}
+    assert len(grid) == 625
+    await section.get_by_role("button", name="Table").click()
+    line = await section.locator("tbody tr").first.locator("td").all_inner_texts()
+    expected = [(x - 1) ** 2 + 25 for x in np.linspace(-5, 5, 25)]
+    assert [float(text) for text in line] == pytest.approx(expected, rel=5e-3)
+
+
 async def test_a_wrong_configuration_is_marked(browser: Browser) -> None:
     config = browser.page.get_by_label("config")
     await browser.open("/#/models/hill", "Simulator")
@@ -235,21 +267,46 @@ async def test_a_map_with_a_configuration_calls_the_simulator_for_each_point(bro
     await page.get_by_label("config").fill('{"height": 10}')
     await browser.press("Apply")
     requests = count_requests(browser, "/Evaluate")
-    await page.get_by_role("button", name="Compute").click()
+    await compute(browser)
     await page.get_by_text("greatest 9.91 at x[0] = 2.08, x[1] = -0.833.").wait_for(timeout=60_000)
     assert len(requests) >= 25 * 25
 
 
-async def test_a_slow_model_has_its_map_on_request_and_it_can_be_stopped(browser: Browser) -> None:
+async def test_a_slow_model_has_its_map_on_request_and_it_can_be_stopped_and_continued(browser: Browser) -> None:
+    """A coarse map is drawn point by point. What has been computed is kept."""
     page = browser.page
+    points: list[str] = []
+    page.on("request", lambda request: points.append(request.post_data) if request.url.endswith("/Evaluate") else None)
     await browser.open("/#/models/slow", "Simulator")
     await page.get_by_label("across").select_option("x[2]")
     section = page.get_by_role("region", name="Map")
+    status = section.get_by_role("status")
     await section.get_by_role("button", name="Compute the map").click()
     await section.get_by_text("computing").wait_for()
+    await section.get_by_role("application").wait_for()
     await section.get_by_role("button", name="Stop").click()
-    await section.get_by_role("button", name="Compute the map").wait_for()
-    assert await section.get_by_role("application").count() == 0
+    await status.get_by_text("points so far.").wait_for()
+    assert 1 <= int((await status.inner_text()).split()[-4]) < 49
+    await section.get_by_role("button", name="Table").click()
+    cells = section.locator("tbody td")
+    assert await cells.count() == 49
+    assert "\N{EN DASH}" in await cells.all_inner_texts()
+    await section.get_by_role("button", name="Continue").click()
+    await section.get_by_text("computing").wait_for()
+    await playwright.expect(cells.get_by_text("\N{EN DASH}")).to_have_count(0, timeout=60_000)
+    finer = len(points)
+    while len(points) < finer + 10:
+        await asyncio.sleep(0.05)
+    await section.get_by_role("button", name="Stop").click()
+    await status.get_by_text("49 points so far.").wait_for()
+    assert await cells.count() == 49
+    assert len(points) - len(set(points)) <= 6, "more than those that were stopped were computed again"
+    assert await section.get_by_role("button", name="Continue").count() == 1
+    await page.get_by_label("value of x[0]").fill("2")
+    await page.keyboard.press("Enter")
+    await status.get_by_text("Something else has changed since: compute it again.").wait_for()
+    assert await section.get_by_role("button", name="Compute again").count() == 1
+    await section.get_by_role("button", name="Table").click()
     await page.get_by_label("up").select_option("x[2]")
     await section.get_by_text("Choose two different parameters.").wait_for()
 

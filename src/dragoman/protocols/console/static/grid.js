@@ -7,35 +7,34 @@ const PARALLEL = 6; // as many as a browser sends to a server at once
 // `count` values from low to high.
 export const spaced = (low, high, count) => Array.from({ length: count }, (_, i) => low + ((high - low) * i) / (count - 1));
 
-// The values at all points. `evaluate(from, to)` returns those of a part of the points, in one request. Parts grow as long as
-// they are fast. `isSlow(ms)` may end it after the first part. Throws what `evaluate` throws.
-export async function inParts(count, evaluate, { onProgress = () => {}, isSlow = () => false } = {}) {
-  const values = [];
-  let rows = Math.min(FIRST_ROWS, count);
-  while (values.length < count) {
-    const from = values.length;
+// Evaluate all points in parts: `evaluate(points)` sends one request. Parts grow as long as they are fast.
+export async function inParts(points, evaluate) {
+  let rows = FIRST_ROWS;
+  for (let from = 0; from < points.length; ) {
+    const part = points.slice(from, from + rows);
     const started = performance.now();
-    values.push(...(await evaluate(from, Math.min(count, from + rows))));
-    const ms = Math.max(1, performance.now() - started);
-    if (from === 0 && isSlow(ms / rows)) return null;
-    rows = Math.max(1, Math.min(count, Math.round((rows * AIM_MS) / ms)));
-    onProgress(values.length / count);
+    await evaluate(part);
+    from += part.length;
+    rows = Math.max(1, Math.round((part.length * AIM_MS) / Math.max(1, performance.now() - started)));
   }
-  return values;
 }
 
-// Values of points that are evaluated one by one, a few at a time.
-export async function oneByOne(count, evaluate) {
-  const values = Array(count);
+// Evaluate points one by one, a few at a time.
+export async function oneByOne(points, evaluate) {
   let next = 0;
   const work = async () => {
-    while (next < count) {
-      const i = next++;
-      values[i] = await evaluate(i);
-    }
+    while (next < points.length) await evaluate(points[next++]);
   };
-  await Promise.all(Array.from({ length: Math.min(PARALLEL, count) }, work));
-  return values;
+  await Promise.all(Array.from({ length: PARALLEL }, work));
+}
+
+// The values of a square grid in one with more points between them, which are undefined.
+export function refined(values, side, finer) {
+  const step = (finer - 1) / (side - 1);
+  return Array.from({ length: finer ** 2 }, (_, at) => {
+    const [i, j] = [(at % finer) / step, Math.floor(at / finer) / step];
+    return Number.isInteger(i) && Number.isInteger(j) ? values[j * side + i] : undefined;
+  });
 }
 
 // Lines of equal value through a grid of `columns` by `rows` values, row by row: [x0, y0, x1, y1] each, in cells. A cell with a

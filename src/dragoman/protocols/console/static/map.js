@@ -3,19 +3,19 @@ import { modelPath, read } from "./api.js";
 import { Choice } from "./choice.js";
 import { viridis } from "./colors.js";
 import { total, withValue } from "./differences.js";
-import { contours, inParts, oneByOne, spaced, ticks } from "./grid.js";
+import { contours, inParts, oneByOne, refined, spaced, ticks } from "./grid.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Scale } from "./masks.js";
 import { format } from "./plot.js";
 import { delimited, saveFile } from "./save.js";
 
-const ROWS_SIDE = 41; // points a side if a request takes many of them
-const FINE_SIDE = 121; // if those were fast: each third is a point of the coarse grid
+// Points a side of the grids that are drawn one after the other. Each has the points of the one before, which are not evaluated again.
+const ROWS_SIDES = [9, 41, 121]; // if a request takes many points; the last one only if they are fast
+const SINGLE_SIDES = [7, 13, 25];
 const FINE_MS = 400;
 const MAX_TABLE = 41;
-const SINGLE_SIDE = 25;
-const FAST_CALL_MS = 200; // of a model whose map is drawn without a click
-const FAST_MS = 5; // of a point of such a map
+const FAST_CALL_MS = 100; // of a model whose map is drawn without a click
+const FAST_MS = 5; // of a point of such a map, else it stays coarse
 const LOG_NAME = /log_?(density|prob|likelihood|posterior|pdf|p$)/i;
 const LEVELS = 9;
 const [LEFT, TOP, SIDE] = [52, 10, 380];
@@ -32,15 +32,15 @@ const SHOWN = {
 
 const isKnown = (v) => typeof v === "number" && Number.isFinite(v);
 
-// The points as rows of one V2 request, if each input takes rows; else null.
-function rowsBody({ input, metadata, points, inWrt, outWrt }) {
+// A function that returns a V2 request with points as its rows, if each input takes rows; else null.
+function rowsBody({ input, metadata, outWrt }) {
   const { inputs = [], outputs = [] } = metadata;
   const takesRows = inputs.length === input.length && inputs.every(({ shape }, k) => shape.length === 2 && shape[0] === -1 && shape[1] === input[k].length);
   if (!takesRows || outputs[outWrt]?.shape.length !== 2) return null;
-  return (from, to) => ({
+  return (points) => ({
     inputs: inputs.map(({ name, datatype }, k) => ({
-      name, datatype, shape: [to - from, input[k].length],
-      data: points.slice(from, to).flatMap((point) => point[k]),
+      name, datatype, shape: [points.length, input[k].length],
+      data: points.flatMap((point) => point[k]),
     })),
     outputs: [{ name: outputs[outWrt].name }],
   });
@@ -49,31 +49,31 @@ function rowsBody({ input, metadata, points, inWrt, outWrt }) {
 // Whether a model rejected a point, or failed at it: others may have values.
 const isOfPoint = ({ status }) => [400, 422, 500].includes(status);
 
-// The sums of an output at the points, by as few requests as possible. A point where the model fails has none, and
-// `onFailure` gets its error, which it may throw.
-async function valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal, onProgress, isSlow, onFailure }) {
-  const body = Object.keys(config).length === 0 ? rowsBody({ input, metadata, points, outWrt }) : null;
-  const alone = (from, to) => oneByOne(to - from, async (i) => {
+// Call `onValues` with points and the sums of an output there, by as few requests as possible. A point where the model fails
+// has the value null, and `onFailure` gets its error, which it may throw.
+async function evaluateAll({ name, body, points, evaluate, signal, onValues, onFailure }) {
+  const alone = (part) => oneByOne(part, async (point) => {
     signal.throwIfAborted();
+    let value = null;
     try {
-      return sumOf(await evaluate(points[from + i], signal));
+      value = sumOf(await evaluate(point, signal));
     } catch (error) {
       if (!isOfPoint(error)) throw error;
       onFailure(error);
-      return null;
     }
+    onValues([point], [value]);
   });
-  const together = async (from, to) => {
+  const together = async (part) => {
     try {
-      const { outputs: [{ data }] } = await read(`${modelPath(name)}/infer`, { method: "POST", body: body(from, to), signal });
-      const width = data.length / (to - from);
-      return Array.from({ length: to - from }, (_, i) => sumOf(data.slice(i * width, (i + 1) * width)));
+      const { outputs: [{ data }] } = await read(`${modelPath(name)}/infer`, { method: "POST", body: body(part), signal });
+      const width = data.length / part.length;
+      onValues(part, part.map((_, i) => sumOf(data.slice(i * width, (i + 1) * width))));
     } catch (error) {
       if (!isOfPoint(error)) throw error;
-      return alone(from, to); // one of them fails
+      await alone(part); // one of them fails
     }
   };
-  return inParts(points.length, body ? together : alone, { onProgress, isSlow });
+  await (body ? inParts(points, together) : alone(points));
 }
 
 const sumOf = (vector) => (vector.every(isKnown) ? total(vector) : null);
@@ -98,14 +98,15 @@ function rangeOf(values) {
 }
 
 // Where the least and the greatest value are, in words.
-function extremes({ values, axes, names, side, failures }) {
+function extremes({ values, axes, names, side, failures, isDone }) {
   const at = (pick) => {
     const i = values.indexOf(pick);
     return `${format(pick)} at ${names[0]} = ${format(axes[0][i % side])}, ${names[1]} = ${format(axes[1][Math.floor(i / side)])}`;
   };
   const [low, high] = rangeOf(values);
-  const failed = failures.length > 0 ? ` The model fails at ${failures.length} of ${values.length} points: ${failures[0]}` : "";
-  return (isKnown(low) ? `Least ${at(low)}; greatest ${at(high)}.` : "No point has a value.") + failed;
+  const count = values.filter((v) => v !== undefined).length;
+  const failed = failures.length > 0 ? ` The model fails at ${failures.length} of ${count} points: ${failures[0]}` : "";
+  return `${isKnown(low) ? `Least ${at(low)}; greatest ${at(high)}.` : "No point has a value."}${failed}${isDone ? "" : ` ${count} points so far.`}`;
 }
 
 // Short enough for the margin.
@@ -190,54 +191,83 @@ export function SimulatorMap({ name, input, metadata, config, result, ranges, ta
   const isSame = chosen[0] === chosen[1];
   const hasArea = bounds.every(([low, high]) => high > low);
   const isFast = !isSame && hasArea && result.ms < FAST_CALL_MS;
-  const [progress, setProgress] = useState(isFast ? 0 : null);
+  const [progress, setProgress] = useState(isFast ? "…" : null); // a text
   const [problem, setProblem] = useState("");
   const [note, setNote] = useState("");
   const [mode, setMode] = useState(LOG_NAME.test(metadata.outputs?.[outWrt]?.name ?? "") ? "exp" : "as it is");
   const [isTable, setIsTable] = useState(false);
   const abort = useRef(null);
   const runs = useRef(0); // that were asked for: they are not replaced
+  const work = useRef(null); // the grid that is computed, or that was stopped
   // What the values depend on: all but the two parameters.
   const rest = axes.reduce((vectors, { k, i }) => withValue(vectors, k, i, null), input);
   const key = JSON.stringify([chosen, bounds, rest, config, outWrt]);
+  const isPart = (grid) => grid?.key === key && !grid.isDone; // it can be continued
 
-  async function run(isSlow) {
-    if (!isSlow) runs.current++;
+  // `isAsked`: by a click. Others end after the first grid if the model is slow.
+  async function run(isAsked) {
+    runs.current += isAsked;
     abort.current?.abort();
     const mine = new AbortController();
     abort.current = mine;
     setProblem("");
     setNote("");
-    setProgress(0);
-    const takesRows = Object.keys(config).length === 0 && rowsBody({ input, metadata, points: [], outWrt });
-    async function draw(side) {
-      const lines = bounds.map((range) => spaced(...range, side));
-      const points = lines[1].flatMap((second) => lines[0].map((first) =>
-        withValue(withValue(input, axes[0].k, axes[0].i, first), axes[1].k, axes[1].i, second)));
-      const failures = [];
-      const onFailure = (error) => {
-        if (isSlow) mine.abort(error); // nobody asked for this map, and a failure may be many lines of a log
-        mine.signal.throwIfAborted();
-        failures.push(error.message);
+    setProgress("…");
+    const body = Object.keys(config).length === 0 ? rowsBody({ input, metadata, outWrt }) : null;
+    const sides = body ? ROWS_SIDES : SINGLE_SIDES;
+    if (!isPart(work.current)) work.current = { key, level: 0, values: Array(sides[0] ** 2).fill(undefined), failures: [], isDone: false };
+    const grid = work.current;
+    const onFailure = (error) => {
+      if (!isAsked) mine.abort(error); // a failure may be many lines of a log
+      mine.signal.throwIfAborted();
+      grid.failures.push(error.message);
+    };
+    const draw = () => {
+      const side = sides[grid.level];
+      setMap({ ...grid, values: [...grid.values], failures: [...grid.failures], side, bounds, axes: bounds.map((range) => spaced(...range, side)), names: axes.map((axis) => axis.name), title });
+    };
+    // Evaluate the points that have no value. Returns the time in milliseconds.
+    async function fill() {
+      const side = sides[grid.level];
+      const [across, up] = bounds.map((range) => spaced(...range, side));
+      const indices = new Map(); // of points
+      grid.values.forEach((v, at) => v === undefined && indices.set(
+        withValue(withValue(input, axes[0].k, axes[0].i, across[at % side]), axes[1].k, axes[1].i, up[Math.floor(at / side)]), at));
+      let left = indices.size;
+      const onValues = (points, values) => {
+        points.forEach((point, i) => (grid.values[indices.get(point)] = values[i]));
+        left -= points.length;
+        setProgress(`${side} x ${side} points, ${Math.round(100 * (1 - left / indices.size))} %`);
+        if (grid.level === 0) draw();
       };
-      const values = await valuesAt({ name, input, metadata, config, points, outWrt, evaluate, signal: mine.signal, onProgress: setProgress, isSlow, onFailure });
-      if (values) setMap({ key, values, failures, side, bounds, axes: lines, names: axes.map((axis) => axis.name), title });
-      return values && failures.length === 0;
+      const started = performance.now();
+      await evaluateAll({ name, body, points: [...indices.keys()], evaluate, signal: mine.signal, onValues, onFailure });
+      return performance.now() - started;
     }
     try {
-      const started = performance.now();
-      const isWhole = await draw(takesRows ? ROWS_SIDE : SINGLE_SIDE);
-      if (isWhole && takesRows && performance.now() - started < FINE_MS) await draw(FINE_SIDE);
+      while (!grid.isDone) {
+        const count = grid.values.filter((v) => v === undefined).length;
+        const ms = await fill();
+        const side = sides[grid.level];
+        const isEnough = body && grid.level === 1 && (ms > FINE_MS || grid.failures.length > 0);
+        grid.isDone = isEnough || grid.level === sides.length - 1;
+        draw();
+        if (!isAsked && ms / count > FAST_MS) break;
+        if (!grid.isDone) grid.values = refined(grid.values, side, sides[++grid.level]);
+      }
     } catch (error) {
-      if (isSlow && isOfPoint(error)) setNote(`The model fails somewhere in these ranges: compute the map for the other points. ${error.message}`);
-      else if (error.name !== "AbortError") setProblem(error.message);
+      if (!isAsked && isOfPoint(error)) {
+        work.current = null;
+        setMap(null);
+        setNote(`The model fails somewhere in these ranges: compute the map for the other points. ${error.message}`);
+      } else if (error.name !== "AbortError") setProblem(error.message);
     }
-    if (!isSlow) runs.current--;
+    runs.current -= isAsked;
     if (abort.current === mine) setProgress(null);
   }
   useEffect(() => () => abort.current?.abort(), []);
   // A model that is fast shows its map without a click; another one only on request.
-  useEffect(() => void (isFast && runs.current === 0 && run((ms) => ms > FAST_MS)), [name, JSON.stringify(bounds), JSON.stringify(chosen), outWrt]);
+  useEffect(() => void (isFast && runs.current === 0 && run(false)), [name, JSON.stringify(bounds), JSON.stringify(chosen), outWrt]);
 
   const shown = useMemo(() => {
     if (!map) return null;
@@ -253,7 +283,7 @@ export function SimulatorMap({ name, input, metadata, config, result, ranges, ta
     <div class="choices">${parameters.length > 2 && [choice(0), choice(1)]}
       <${Choice} label="show" value=${mode} options=${Object.keys(SHOWN)} onChange=${setMode} />
       ${progress === null
-        ? html`<button type="button" key="run" disabled=${isSame || !hasArea} onClick=${() => run()}>${map ? "Compute again" : "Compute the map"}</button>`
+        ? html`<button type="button" key="run" disabled=${isSame || !hasArea} onClick=${() => run(true)}>${isPart(map) ? "Continue" : map ? "Compute again" : "Compute the map"}</button>`
         : html`<button type="button" key="stop" onClick=${() => abort.current.abort()}>Stop</button>`}
       ${map && html`<button type="button" aria-pressed=${isTable} onClick=${() => setIsTable(!isTable)}>Table</button>
         <button type="button" onClick=${() => saveFile(`${name}-map.csv`, `${csvOf(map)}\n`, "text/csv")}>CSV</button>`}
@@ -261,7 +291,7 @@ export function SimulatorMap({ name, input, metadata, config, result, ranges, ta
     ${map && (isTable ? html`<${Table} map=${map} />` : html`<${Drawing} map=${map} shown=${shown} point=${point} gradient=${isStale ? null : gradient}
         onPoint=${(values) => onInput(axes.reduce((vectors, { k, i }, j) => withValue(vectors, k, i, values[j]), input))} />
       <p class="note scale-title">${SHOWN[mode].title(map.title)}</p><${Scale} range=${rangeOf(shown)} />`)}
-    <p class=${problem ? "error" : "note"} role="status">${problem || (progress !== null && `computing, ${Math.round(100 * progress)} %`) || (isSame && "Choose two different parameters.") ||
+    <p class=${problem ? "error" : "note"} role="status">${problem || (progress && `computing ${progress}`) || (isSame && "Choose two different parameters.") ||
       note || (isStale && "Something else has changed since: compute it again.") || (map && extremes(map))}</p>
   </section>`;
 }
