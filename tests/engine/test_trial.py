@@ -21,7 +21,7 @@ from dragoman.core.spec import Placement
 from dragoman.core.text import Generation, Text
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.engine import Engine
-from dragoman.engine.trial import EXAMPLES
+from dragoman.engine.own_files import EXAMPLES
 from dragoman.engine_setup import open_engine
 
 SEEN: list[Any] = []

@@ -1,7 +1,7 @@
 """What the files beside a model say of it: a line from README.md, names of classes, and examples.
 
-All reading blocks and is bounded in size. A file that cannot be read says nothing, except `examples.json`, whose errors
-are those of the trial.
+Only the model's own files are read (see `own_files`). All reading blocks and is bounded in size. A file that cannot be
+read says nothing, except `examples.json`, whose errors are those of the trial.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from dragoman.core.kinds import named_outputs
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.engine.trial import examples_file, own_folders
+from dragoman.engine.own_files import OwnFiles
 from dragoman.engine.warmup import read_requests
 from dragoman.workers.pool import Loaded
 
@@ -46,16 +46,13 @@ class Shipped:
 
 def read_shipped(spec: ModelSpec, loaded: Loaded) -> Shipped:
     """Return what the files beside a loaded model say that it does not say itself."""
-    try:
-        folders = [*own_folders(spec)]
-    except OSError:
-        folders = []
+    own = OwnFiles(spec)
     is_object = ".py:" in spec.uri  # one of several in a file: the README is about more
     has_labels = bool(spec.labels) or any(not _are_indices(names) for names in loaded.labels.values())
     return Shipped(
-        loaded.description or ("" if is_object else next(filter(None, map(_readme, folders)), "")),
-        {} if has_labels else next(filter(None, (_labels(each, loaded.signature) for each in folders)), {}),
-        _examples(spec) or next(filter(None, (_files(each / _EXAMPLES, loaded.signature) for each in folders)), {}),
+        loaded.description or ("" if is_object else _readme(own)),
+        {} if has_labels else _labels(own, loaded.signature),
+        _examples(own) or _samples(own, loaded.signature),
     )
 
 
@@ -64,17 +61,15 @@ def _are_indices(names: Sequence[str]) -> bool:
     return all(name == str(i) for i, name in enumerate(names))
 
 
-def _readme(folder: Path) -> str:
-    for name in _READMES:
-        if text := _read_text(folder / name, _MAX_README_BYTES, cut=True):
-            return first_paragraph(text)
-    return ""
+def _readme(own: OwnFiles) -> str:
+    texts = (_read_text(folder / name, own, _MAX_README_BYTES, cut=True) for folder in own.folders for name in _READMES)
+    return next(filter(None, map(first_paragraph, filter(None, texts))), "")
 
 
-def _labels(folder: Path, signature: Signature) -> dict[str, ClassLabels]:
+def _labels(own: OwnFiles, signature: Signature) -> dict[str, ClassLabels]:
     """Return the names in `labels.txt` or `classes.txt`, if one output only has a value for each of them."""
-    for name in _LABELS:
-        text = _read_text(folder / name, _MAX_LABELS_BYTES)
+    for file in (folder / name for folder in own.folders for name in _LABELS):
+        text = _read_text(file, own, _MAX_LABELS_BYTES)
         names = tuple(line.strip() for line in text.strip().splitlines())
         if len(names) < _MIN_CLASSES or not all(names):
             continue
@@ -83,8 +78,8 @@ def _labels(folder: Path, signature: Signature) -> dict[str, ClassLabels]:
     return {}
 
 
-def _examples(spec: ModelSpec) -> dict[str, Tensors]:
-    file = examples_file(spec)
+def _examples(own: OwnFiles) -> dict[str, Tensors]:
+    file = own.examples()
     try:
         if file is None or file.stat().st_size > _MAX_EXAMPLES_BYTES:
             return {}
@@ -94,28 +89,31 @@ def _examples(spec: ModelSpec) -> dict[str, Tensors]:
         return {}
 
 
-def _files(folder: Path, signature: Signature) -> dict[str, Tensors]:
+def _samples(own: OwnFiles, signature: Signature) -> dict[str, Tensors]:
     """Return an example for each file in a folder of samples, by the names of the files, for a model of one input: the
     array of a `.npy`, the rows of numbers in a `.csv`, and for an input of bytes the content of any file."""
     required = [spec for spec in signature.inputs if not spec.optional] or [*signature.inputs[:1]]
-    if len(required) != 1 or not folder.is_dir():
+    if len(required) != 1:
         return {}
-    found: dict[str, Tensors] = {}
-    try:
-        files = heapq.nsmallest(_MAX_EXAMPLES, folder.iterdir())
-    except OSError:  # a folder that may not be read
-        return {}
-    for file in files:
-        if file.is_file() and not file.name.startswith("."):
-            try:
-                if file.stat().st_size > _MAX_FILE_BYTES:
+    for folder in (each / _EXAMPLES for each in own.folders):
+        found: dict[str, Tensors] = {}
+        try:
+            files = heapq.nsmallest(_MAX_EXAMPLES, folder.iterdir()) if folder in own else []
+        except OSError:  # a file, or a folder that may not be read
+            continue
+        for file in files:
+            if not file.name.startswith(".") and file.is_file() and file in own:
+                try:
+                    if file.stat().st_size > _MAX_FILE_BYTES:
+                        continue
+                    tensor = _sample(file, required[0])
+                except (ValueError, InvalidInput, OSError, EOFError, MemoryError):  # a file of something else
                     continue
-                tensor = _sample(file, required[0])
-            except (ValueError, InvalidInput, OSError, EOFError, MemoryError):  # a file of something else
-                continue
-            if required[0].fits(tensor.shape):
-                found[file.stem] = {required[0].name: tensor}
-    return found
+                if required[0].fits(tensor.shape):
+                    found[file.stem] = {required[0].name: tensor}
+        if found:
+            return found
+    return {}
 
 
 def _sample(file: Path, spec: TensorSpec) -> Tensor:
@@ -159,7 +157,9 @@ def _names(file: Path) -> Iterator[str]:
         yield name
 
 
-def _read_text(file: Path, max_bytes: int, *, cut: bool = False) -> str:
+def _read_text(file: Path, own: OwnFiles, max_bytes: int, *, cut: bool = False) -> str:
+    if not file.is_file() or file not in own:
+        return ""
     try:
         with file.open("rb") as content:
             data = content.read(max_bytes + 1)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,13 @@ from dragoman.core.examples import example_inputs
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.core.text import Sampling
+from dragoman.engine.own_files import OwnFiles
 from dragoman.engine.warmup import LoadedReplicas, read_requests
-from dragoman.runtimes.recognise import is_candidate
 from dragoman.system.load_steps import report_step
 from dragoman.workers.pool import Loaded
 
 log = logging.getLogger("dragoman.engine")
 
-EXAMPLES = "examples.json"
 _PROMPT = "Hello"
 _MAX_CLASSES, _TOLERANCE = 100_000, 2e-3  # of FP16
 
@@ -134,7 +132,7 @@ def _is_distribution(tensor: Tensor) -> bool:
 def _examples(spec: ModelSpec, loaded: Loaded) -> tuple[Iterator[Infer], bool]:
     """Return the calls of the file of examples, else of the model itself, else those made from its inputs; and whether
     these are guessed, since a datatype or shape is not declared."""
-    if (file := examples_file(spec)) is not None:
+    if (file := OwnFiles(spec).examples()) is not None:
         try:
             return iter(read_requests(file)[:1]), False
         except InvalidInput as error:
@@ -144,34 +142,3 @@ def _examples(spec: ModelSpec, loaded: Loaded) -> tuple[Iterator[Infer], bool]:
     required = [tensor for tensor in loaded.signature.inputs if not tensor.optional]
     has_gaps = any(None in (tensor.datatype, tensor.shape) for tensor in required)
     return map(Infer, example_inputs(loaded.signature)), has_gaps
-
-
-def examples_file(spec: ModelSpec) -> Path | None:
-    """Return the file of examples beside a model: `NAME.examples.json`, or `examples.json` if no other model is there.
-
-    The folder of a version may have one of its own.
-    """
-    path = _path_of(spec)
-    if path is not None and path.is_file() and (own := path.parent / f"{path.stem}.{EXAMPLES}").is_file():
-        return own
-    return next((folder / EXAMPLES for folder in own_folders(spec) if (folder / EXAMPLES).is_file()), None)
-
-
-def own_folders(spec: ModelSpec) -> Iterator[Path]:
-    """Yield the folders of which the files are about this model: its own, or that of its file if no other model is
-    there, and the folder of its versions."""
-    path = _path_of(spec)
-    if path is None:
-        return
-    folder = path if path.is_dir() else path.parent
-    if path.is_file() and any(is_candidate(other) for other in folder.iterdir() if other != path):
-        return
-    yield folder
-    if spec.version and folder.name == spec.version:
-        yield folder.parent
-
-
-def _path_of(spec: ModelSpec) -> Path | None:
-    """Return the file or folder of a model, None if it has none."""
-    path = Path(spec.uri.rpartition(":")[0] if ".py:" in spec.uri else spec.uri)
-    return path if spec.target is None and spec.uri and path.exists() else None
