@@ -1,6 +1,7 @@
 """scikit-learn estimators and pipelines, saved by joblib or pickle, which are checked before they are loaded."""
 
 import logging
+import mmap
 import pickletools
 import warnings
 from _compat_pickle import IMPORT_MAPPING
@@ -101,18 +102,38 @@ def load(spec: ModelSpec) -> Model:
 
 
 def read_pickle(spec: ModelSpec) -> Any:
-    """Return the object in a file. Raises ModelFailed, with the version that has saved it if it is another one."""
+    """Return the object in a file. Raises ModelFailed, with the version that has saved it if it is another one.
+
+    With `parameters.mmap` its arrays are mapped, so that all processes share them: privately, because some estimators
+    accept no read-only arrays.
+    """
     path = model_path(spec)
     check_pickle(path, spec)
+    is_mapped = _is_mapped(path, spec)
     joblib, sklearn = RUNTIME.require("joblib"), RUNTIME.require("sklearn")
     RUNTIME.require("sklearn.base")  # what takes the time, which is no time of reading the file
     try:
-        return joblib.load(path)
+        return joblib.load(path, mmap_mode="c" if is_mapped else None)
     except Exception as error:  # whatever code in the file raises
         form = "by joblib" if path.suffix == ".joblib" else "by pickle"
         advice = explain_version(path.name, saved_version(path), sklearn.__version__)
         message = f"'{path.name}' cannot be read as a model saved {form}: {describe(error)}"
         raise ModelFailed(f"{message}; {advice}" if advice else message) from error
+
+
+def _is_mapped(path: Path, spec: ModelSpec) -> bool:
+    """Return whether to map the arrays of a file. Raises ModelFailed if joblib could not map them."""
+    given = spec.parameters.get("mmap", False)
+    if not isinstance(given, bool):
+        raise ModelFailed(f"parameter 'mmap': expected true or false, got {given!r}")
+    if given:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content[:8].startswith(_COMPRESSED) or content.find(_ARRAYS.encode()) < 0:
+                raise ModelFailed(
+                    f"parameter 'mmap': '{path.name}' has no arrays that can be mapped: save it by joblib.dump without "
+                    "compression"
+                )
+    return given
 
 
 # The methods that answer, each an output of its name; the first that an estimator has is the default output.
