@@ -64,3 +64,15 @@ async def test_versions_can_be_removed_individually() -> None:
     assert registry.versions("m") == ["1"]
     assert [d.spec.version for d in registry.remove("m", "1")] == ["1"]
     assert registry.names() == []
+
+
+async def test_all_models_are_sorted_by_name_and_follow_each_change() -> None:
+    registry = ModelRegistry()
+    first, second = deployments("10", "9"), deployments("")
+    registry.put("b", first)
+    assert registry.all() == [first["9"], first["10"]]
+    registry.put("a", second)
+    registry.all().clear()  # a copy
+    assert registry.all() == [second[""], first["9"], first["10"]]
+    registry.remove("b", "9")
+    assert registry.all() == [second[""], first["10"]]

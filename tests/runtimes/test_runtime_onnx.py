@@ -1,5 +1,6 @@
 """ONNX graphs: names, datatypes and shapes of the graph, results of ONNX Runtime."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.runtimes.onnx.graph import without_zip_maps
 from dragoman.runtimes.onnx.model import OnnxModel
 from dragoman.runtimes.recognise import recognise
+from dragoman.system.threads import cores
 
 
 def _load(path: Path) -> OnnxModel:
@@ -47,6 +49,29 @@ def _infer(model: OnnxModel, tensor: Tensor, *outputs: str) -> dict[str, Any]:
     result = model.infer(Infer({model.signature().inputs[0].name: tensor}, outputs))
     assert isinstance(result, dict)
     return result
+
+
+@pytest.mark.skipif(cores() < 2, reason="ONNX Runtime starts no threads on one core")
+def test_a_small_graph_starts_no_threads_unless_it_convolves(tmp_path: Path) -> None:
+    def threads_of(node: Any, **parameters: Any) -> int:
+        graph = helper.make_graph(
+            [node],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4, 4])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4, 4])],
+            [helper.make_tensor("w", TensorProto.FLOAT, [1, 1, 1, 1], [2.0])],
+        )
+        path = tmp_path / "m.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+        model = OnnxModel(ModelSpec(name="m", uri=str(path), parameters=parameters))
+        before = len(os.listdir("/proc/self/task"))
+        model.load()
+        return len(os.listdir("/proc/self/task")) - before
+
+    product, convolution = (helper.make_node(name, ["x", "w"], ["y"]) for name in ("Mul", "Conv"))
+    assert threads_of(product) == 0
+    assert threads_of(product, intra_op_thread_count=2) == 1
+    assert threads_of(convolution) > 0
 
 
 def test_classifier_of_skl2onnx(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 from dragoman.cli.first_requests import first_requests
 from dragoman.cli.terminal import LiveLines, colour_text, format_bytes, is_interactive, printable, table
@@ -55,7 +56,7 @@ async def _observe(server: Server, show: Callable[[str, str, bool], None]) -> No
             pause_s = min(2 * pause_s, _SLOWEST_S)
             due_s += pause_s
         show(*_describe_progress(server, steps, now_s - began_s), is_due)
-        await _wait_for_change(server, _REDRAW_S)
+        await _wait_for_start(server, _REDRAW_S)
 
 
 def _describe_progress(
@@ -74,12 +75,12 @@ def _describe_progress(
     return f"{len(models) - len(slow)} of {len(models)} models after {spent_s:.0f} s", ", ".join(parts)
 
 
-async def _wait_for_change(server: Server, timeout_s: float) -> None:
-    change = asyncio.ensure_future(server.engine.wait_for_change())
-    try:
-        await asyncio.wait({change}, timeout=max(0.0, timeout_s))
-    finally:
-        change.cancel()
+async def _wait_for_start(server: Server, timeout_s: float) -> None:
+    """Return once the server has started, or after `timeout_s`: each model that is loaded is several changes."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while not server.engine.started:
+                await server.engine.wait_for_change()
 
 
 # --- once started ----------------------------------------------------------------------------------------------------

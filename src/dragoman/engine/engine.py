@@ -208,9 +208,10 @@ class Engine:
         return self.sibling_registry.of(name)
 
     def _notify_change(self) -> None:
-        for deployment in self.registry.all():  # an answer may depend on models that were replaced
-            if deployment.response_cache is not None and deployment.spec.name in self.sibling_registry.users:
-                deployment.response_cache.clear()
+        for name in [*self.sibling_registry.users]:  # an answer may depend on models that were replaced
+            for deployment in self.registry.by_version(name).values():
+                if deployment.response_cache is not None:
+                    deployment.response_cache.clear()
         self._change.set()
         self._change = asyncio.Event()
 

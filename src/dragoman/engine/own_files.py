@@ -5,31 +5,40 @@ links lead to. A link counts as the file that it leads to if that is in the mode
 folder where the model's file really is (a farm of links), or among the blobs of the same cache of Hugging Face.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from dragoman.core.spec import ModelSpec
 from dragoman.runtimes.recognise import is_candidate
 
 EXAMPLES = "examples.json"
+READMES = ("README.md", "readme.md", "Readme.md", "README", "README.txt", "README.rst")
+LABELS = ("labels.txt", "classes.txt")
+SAMPLES = "examples"  # a folder
 
 
 class OwnFiles:
-    """Files beside a model. folders: of which the files are about it; empty if there are none.
+    """Files beside a model. folders: of which the files are about it; empty if there are none. is_object: the model is
+    one of several in a Python file, and the README is about more.
 
     They are its own folder, or that of its file if no other model is there, and the folder of its versions.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
-        path = Path(spec.uri.rpartition(":")[0] if ".py:" in spec.uri else spec.uri)
+        self.is_object = ".py:" in spec.uri
+        path = Path(spec.uri.rpartition(":")[0] if self.is_object else spec.uri)
         self.folders: list[Path] = []
         self._examples: list[Path] = []
         self._roots: set[Path] = set()
         if spec.target is not None or not spec.uri or not path.exists():
             return
-        self.folders = [*_folders(path, spec.version)]
         if path.is_file():  # its own by name, also beside other models
-            self._examples.append(path.parent / f"{path.stem}.{EXAMPLES}")
+            self._examples = [each for each in (path.parent / f"{path.stem}.{EXAMPLES}",) if each.is_file()]
+        # Whether other models are there takes milliseconds to find out, and most folders have no such file.
+        names = (EXAMPLES, *LABELS, SAMPLES, *([] if self.is_object else READMES))
+        if any((folder / name).exists() for folder in _possible_folders(path, spec.version) for name in names):
+            self.folders = _folders(path, spec.version)
+        if not (self.folders or self._examples):
+            return
         real = {path.parent if path.is_file() else path, *self.folders, *_folders(path.resolve(), spec.version)}
         self._roots = {folder.resolve() for folder in real}
         self._roots |= {each.parents[1] / "blobs" for each in self._roots if each.parent.name == "snapshots"}
@@ -51,13 +60,16 @@ class OwnFiles:
         return next((file for file in files if file.is_file() and file in self), None)
 
 
-def _folders(path: Path, version: str) -> Iterator[Path]:
-    folder = path if path.is_dir() else path.parent
+def _folders(path: Path, version: str) -> list[Path]:
+    """Return the folders of which all files are about a model; none if another model is there."""
     try:
-        if path.is_file() and any(is_candidate(other) for other in folder.iterdir() if other != path):
-            return
+        if path.is_file() and any(is_candidate(other) for other in path.parent.iterdir() if other != path):
+            return []
     except OSError:  # a folder that may not be read
-        return
-    yield folder
-    if version and folder.name == version:
-        yield folder.parent
+        return []
+    return _possible_folders(path, version)
+
+
+def _possible_folders(path: Path, version: str) -> list[Path]:
+    folder = path if path.is_dir() else path.parent
+    return [folder, folder.parent] if version and folder.name == version else [folder]

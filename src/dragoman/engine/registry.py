@@ -32,12 +32,15 @@ class ModelRegistry:
         self._single: dict[str, Deployment] = {}  # of models with one version
         self._routing: dict[str, VersionRouting] = {}
         self._weighted: dict[str, WeightedVersions] = {}  # of models with weights
+        self._sorted: list[Deployment] | None = None  # `all`; a server with many models needs it at each change
 
     def names(self) -> list[str]:
         return sorted(self._models)
 
     def all(self) -> list[Deployment]:
-        return [self._models[name][version] for name in self.names() for version in self.versions(name)]
+        if self._sorted is None:
+            self._sorted = [self._models[name][version] for name in self.names() for version in self.versions(name)]
+        return [*self._sorted]
 
     def default_versions(self) -> list[Deployment]:
         """Return the default version of each model, if it has one."""
@@ -105,6 +108,7 @@ class ModelRegistry:
     def _update(self, name: str) -> None:
         """Derive what depends on the versions of a model and their weights."""
         versions, weights = self._models.get(name, {}), self.routing(name).weights
+        self._sorted = None
         self._single.pop(name, None)
         self._weighted.pop(name, None)
         if weights:

@@ -20,17 +20,14 @@ from dragoman.core.kinds import named_outputs
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.engine.own_files import OwnFiles
+from dragoman.engine.own_files import LABELS, READMES, SAMPLES, OwnFiles
 from dragoman.engine.warmup import read_requests
 from dragoman.workers.pool import Loaded
 
-_READMES = ("README.md", "readme.md", "Readme.md", "README", "README.txt", "README.rst")
 _MAX_README_BYTES = 32_768
 _MAX_EXAMPLES_BYTES = 4_000_000
 _MAX_EXAMPLES = 20
-_EXAMPLES = "examples"  # a folder
 _MAX_FILE_BYTES = 500_000
-_LABELS = ("labels.txt", "classes.txt")
 _MAX_LABELS_BYTES = 4_000_000
 _MIN_CLASSES = 2
 
@@ -47,10 +44,9 @@ class Shipped:
 def read_shipped(spec: ModelSpec, loaded: Loaded) -> Shipped:
     """Return what the files beside a loaded model say that it does not say itself."""
     own = OwnFiles(spec)
-    is_object = ".py:" in spec.uri  # one of several in a file: the README is about more
     has_labels = bool(spec.labels) or any(not _are_indices(names) for names in loaded.labels.values())
     return Shipped(
-        loaded.description or ("" if is_object else _readme(own)),
+        loaded.description or ("" if own.is_object else _readme(own)),
         {} if has_labels else _labels(own, loaded.signature),
         _examples(own) or _samples(own, loaded.signature),
     )
@@ -62,13 +58,13 @@ def _are_indices(names: Sequence[str]) -> bool:
 
 
 def _readme(own: OwnFiles) -> str:
-    texts = (_read_text(folder / name, own, _MAX_README_BYTES, cut=True) for folder in own.folders for name in _READMES)
+    texts = (_read_text(folder / name, own, _MAX_README_BYTES, cut=True) for folder in own.folders for name in READMES)
     return next(filter(None, map(first_paragraph, filter(None, texts))), "")
 
 
 def _labels(own: OwnFiles, signature: Signature) -> dict[str, ClassLabels]:
     """Return the names in `labels.txt` or `classes.txt`, if one output only has a value for each of them."""
-    for file in (folder / name for folder in own.folders for name in _LABELS):
+    for file in (folder / name for folder in own.folders for name in LABELS):
         text = _read_text(file, own, _MAX_LABELS_BYTES)
         names = tuple(line.strip() for line in text.strip().splitlines())
         if len(names) < _MIN_CLASSES or not all(names):
@@ -95,7 +91,7 @@ def _samples(own: OwnFiles, signature: Signature) -> dict[str, Tensors]:
     required = [spec for spec in signature.inputs if not spec.optional] or [*signature.inputs[:1]]
     if len(required) != 1:
         return {}
-    for folder in (each / _EXAMPLES for each in own.folders):
+    for folder in (each / SAMPLES for each in own.folders):
         found: dict[str, Tensors] = {}
         try:
             files = heapq.nsmallest(_MAX_EXAMPLES, folder.iterdir()) if folder in own else []
