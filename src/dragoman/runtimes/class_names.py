@@ -1,11 +1,36 @@
 """Class names that files and estimators hold."""
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any
 
 _MAX_CHARACTERS = 1_000_000
 MAX_CLASSES = 100_000
+# Python parses any expression before `literal_eval` refuses it: the tree of a chain is 400 times its text.
+_STRING = re.compile(
+    r"""
+    \#[^\r\n]*+
+    |(?i:[rub]{0,2})(?:
+        \"{3}[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*+(?:\"{3})?
+        |'{3}[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*+(?:'{3})?
+        |"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"?
+        |'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+'?
+    )""",
+    re.DOTALL | re.VERBOSE,
+)
+_EMPTY_SET = re.compile(r"(?<![\w.])set[\s\\]*\([\s\\]*\)")
+_NOT_LITERAL = re.compile(  # of a text whose strings are replaced by "
+    r"""
+    [^\w\s.,:()\[\]{}+\-"\\]  # an operator
+    |(?<![\w.])(?!(?:True|False|None)\b)[^\W\d]  # a name or keyword
+    |\.\w+\.  # attributes of attributes
+    |[\w.")\]}][\s\\]*[(\[{]  # a call or subscript
+    |[")\]}][\s\\]*[\w.]|[\w.][\s\\]+[\w.]|[)\]}][\s\\]*"  # a value without a comma before it
+    |(?:[+\-][^,:\[\]{}+\-]*){5}  # a sum: a complex number has up to four signs, two of exponents
+    """,
+    re.VERBOSE,
+)
 _KEYS = ("names", "class_names", "classes", "labels", "id2label")
 
 
@@ -14,12 +39,18 @@ def parse_names(text: str) -> tuple[str, ...]:
 
     It is parsed, never executed. Empty if it is anything else.
     """
-    if len(text) > _MAX_CHARACTERS or text.count(",") > MAX_CLASSES:  # the tree of a parsed text takes much memory
-        return ()
+    if len(text) > _MAX_CHARACTERS or text.count(",") > MAX_CLASSES or not _is_like_literal(text):
+        return ()  # the tree of a parsed text takes much memory
     try:
         return names_of(ast.literal_eval(text.strip()))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return ()
+
+
+def _is_like_literal(text: str) -> bool:
+    """Return False for a text that has operators, names, calls or attributes outside of its strings and comments."""
+    plain = _STRING.sub(lambda found: " " if found[0][0] == "#" else '"', text)
+    return not _NOT_LITERAL.search(_EMPTY_SET.sub('"', plain))
 
 
 def names_of(value: Any) -> tuple[str, ...]:
