@@ -294,6 +294,79 @@ def test_valid_responses(loop_thread: LoopThread, client_kind: ClientKind, name:
         assert client.infer("m", X)["x"].tobytes() == b"abc"
 
 
+IDLE_FRAMES = {
+    "ping": frame(frames.PING, 0, 0, bytes(8)),
+    "settings": SETTINGS,
+    "settings acknowledged": frame(frames.SETTINGS, frames.ACK, 0),
+    "unknown": frame(0xFA, 0, 0),
+    "long unknown": frame(0xFA, 0, 0, bytes(1 << 20)),
+    "reset of another stream": frames.rst_stream(3, frames.CANCEL),
+    "early hints": headers([(b":status", b"103")]),
+    "other stream": headers(HEADERS, stream=3),
+}
+
+
+def flood(peer: Peer, part: bytes) -> None:
+    """Send frames, and read the client's acknowledgements, until the client closes the connection."""
+    part *= max(1, (1 << 14) // len(part))
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while True:
+            peer.send(part)
+            peer.socket.setblocking(False)
+            with suppress(BlockingIOError):
+                peer.socket.recv(1 << 16)
+            peer.socket.settimeout(20)
+
+
+@KINDS
+@pytest.mark.parametrize("name", IDLE_FRAMES)
+def test_a_call_ends_that_only_gets_frames_without_a_response(
+    loop_thread: LoopThread, client_kind: ClientKind, name: str
+) -> None:
+    with (
+        scripted(replying(then=lambda peer: flood(peer, IDLE_FRAMES[name]))) as url,
+        loop_thread.client(client_kind, url) as client,
+        pytest.raises(errors.ServerError, match=r"the server sent 10000 HTTP/2 frames .* without a response"),
+    ):
+        client.infer("m", X, timeout_s=0)
+
+
+@KINDS
+def test_empty_data_frames_are_counted(loop_thread: LoopThread, client_kind: ClientKind) -> None:
+    with (
+        scripted(replying(headers(HEADERS), then=lambda peer: flood(peer, data(b"")))) as url,
+        loop_thread.client(client_kind, url) as client,
+        pytest.raises(errors.ServerError, match=r"the server sent 10000 HTTP/2 frames"),
+    ):
+        client.infer("m", X, timeout_s=0)
+
+
+@KINDS
+def test_many_frames_between_parts_of_a_response(loop_thread: LoopThread, client_kind: ClientKind) -> None:
+    pings = IDLE_FRAMES["ping"] * 9000
+    with (
+        scripted(replying(pings, headers(HEADERS), pings, data(message()), pings, headers(OK, ended=True))) as url,
+        loop_thread.client(client_kind, url) as client,
+    ):
+        assert client.infer("m", X)["x"].tobytes() == b"abc"
+
+
+@KINDS
+@pytest.mark.parametrize("name", ["ping", "long unknown"])
+def test_a_flood_between_calls_does_not_hold_the_next_one(
+    loop_thread: LoopThread, client_kind: ClientKind, name: str
+) -> None:
+    with (
+        scripted(replying(GOOD, then=lambda peer: flood(peer, IDLE_FRAMES[name])), replying(GOOD)) as url,
+        loop_thread.client(client_kind, url) as client,
+    ):
+        assert client.infer("m", X, timeout_s=0)["x"].tobytes() == b"abc"
+        with suppress(errors.ServerError):  # the limit was reached only after this call had begun
+            assert client.infer("m", X, timeout_s=0)["x"].tobytes() == b"abc"
+            return
+        assert client.infer("m", X, timeout_s=0)["x"].tobytes() == b"abc"
+
+
 INVALID = {
     "no status": (headers(HEADERS) + data(message(), flags=frames.END_STREAM), errors.ServerError, "no grpc-status"),
     "no message": (headers(HEADERS) + headers(OK, ended=True), errors.ServerError, "expected one message .* got 0"),

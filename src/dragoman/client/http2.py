@@ -28,6 +28,7 @@ _DIRECT = 1 << 14  # performance only: longer rests of a message are received in
 _LARGEST_CONTROL = 1 << 20
 _FIRST_PART = 1 << 20  # of a message's memory, which grows as it arrives: a length is only a claim
 _MAX_HEADER_BYTES = 1 << 18
+_MAX_IDLE_FRAMES = 10_000  # that bring a call no further; a server that pings each second needs nearly three hours
 _REFILL = 1 << 30
 _LAST_STREAM = frames.NUMBER - 2
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
@@ -77,6 +78,7 @@ class Http2Parser:
         self._is_going_away = self._is_broken = False
         self._is_first = True
         self._received = 0
+        self._idle_frames = 0
         self._reset_call()
 
     def _reset_call(self) -> None:
@@ -127,6 +129,7 @@ class Http2Parser:
             part, self._rest = self._rest[:size], self._rest[size:]
             if not self._rest:
                 self._is_sent, self._rest = True, _NOTHING  # an idle connection keeps no request in memory
+            self._idle_frames = 0
             self._send_window -= size
             self._stream_window -= size
             out.append(_data_header(size, self._is_sent, self._stream))
@@ -231,7 +234,17 @@ class Http2Parser:
             at = begin + length
             self._handle(kind, flags, number, data[begin:at])
 
+    def _count_idle_frame(self, length: int) -> None:
+        """Count a frame that is no part of a response, a long one as several of 1 KiB. Raises ServerError if the server
+        sends nothing else."""
+        self._idle_frames += 1 + (length >> 10)
+        if self._idle_frames > _MAX_IDLE_FRAMES:
+            raise ServerError(
+                f"the server sent {_MAX_IDLE_FRAMES} HTTP/2 frames (as PING, SETTINGS) without a response"
+            )
+
     def _handle(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        self._count_idle_frame(len(payload))
         if self._block is not None and kind != frames.CONTINUATION:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, "a header block is interrupted")
         if kind == frames.HEADERS:
@@ -270,6 +283,7 @@ class Http2Parser:
             return
         if not self._block_ends and fields.get(":status", "").startswith("1"):
             return  # 1xx: the final response follows
+        self._idle_frames = 0
         if not self.has_headers:
             self.headers, self.has_headers = fields, True
         if self._block_ends:
@@ -315,6 +329,10 @@ class Http2Parser:
         size = length if padding is None else length - 1 - padding
         if number != self._stream or self.done or not self.has_headers or size < 0:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, "unexpected DATA")
+        if size:
+            self._idle_frames = 0
+        else:
+            self._count_idle_frame(length)
         self._frame_left, self._padding = size, padding or 0
         self._frame_ends = bool(flags & frames.END_STREAM)
         self._received += length
