@@ -80,6 +80,8 @@ MODELS = (
     echo("free", TensorSpec("x", FP32, (-1, 3, -1, -1))),
     echo("shown", TensorSpec("x", FP32, (-1, 3, -1, -1)), example={"x": np.ones((1, 3, 64, 96), np.float32)}),
     echo("unknown", TensorSpec("x", FP32, (-1, -1, -1, -1)), example={"x": np.ones((1, 80, 80, 1), np.float32)}),
+    echo("bytes", TensorSpec("x", UINT8, (-1, -1, -1, 3))),
+    echo("matrices", TensorSpec("x", FP32, (-1, 6, 8))),
     echo("line", TensorSpec("x", FP32, (-1, 3, 16, -1))),
     echo("rows", TensorSpec("x", FP64, (-1, 64))),
     Files,
@@ -156,8 +158,8 @@ async def test_several_pictures_are_rows(server: Server, capsys: pytest.CaptureF
     assert found.shape == (2, 3, 6, 8)
     np.testing.assert_allclose(found[0] + found[1], 1, atol=1e-6)
     Image.fromarray(PIXELS).resize((40, 40)).save("q.png")
-    assert await run("infer", server.http_url, "free", "p.png,q.png") == 2
-    assert "expected files of one size, got 3x32x32, 3x64x64" in capsys.readouterr().err
+    assert await run("infer", server.http_url, "free", "p.png,q.png", "--resize", "own") == 2
+    assert "expected files of one size, got 3x6x8, 3x40x40" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -177,13 +179,18 @@ async def test_scales(server: Server, scale: str, convert: Any, capsys: pytest.C
 
 async def test_free_sizes(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     found, notes = await infer(capsys, server, "free", "p.png")
-    assert found["x"].shape == (1, 3, 32, 32)  # its example is smaller
-    assert notes == "p.png: 8x6 to 32x32 with borders, values 0..1, NCHW\n"
+    assert found["x"].shape == (1, 3, 640, 640)  # its example is smaller
+    assert notes == "p.png: 8x6 to 640x640 with borders, values 0..1, NCHW\n"
+    assert (await one(capsys, server, "free", "p.png", "--resize", "own")).shape == (1, 3, 6, 8)
+    assert (await one(capsys, server, "bytes", "p.png")).shape == (1, 6, 8, 3)
+    assert (await one(capsys, server, "bytes", "p.png", "--resize", "5x4")).shape == (1, 4, 5, 3)
     assert (await one(capsys, server, "shown", "p.png")).shape == (1, 3, 64, 96)  # of its example
     assert (await one(capsys, server, "unknown", "p.png")).shape == (1, 80, 80, 1)
     assert (await one(capsys, server, "unknown", "p.png", "--layout", "nchw", "--resize", "9x7")).shape == (1, 3, 7, 9)
     assert (await one(capsys, server, "line", "p.png")).shape == (1, 3, 16, 21)  # in proportion
     assert (await one(capsys, server, "rows", "p.png")).shape == (1, 64)
+    grey = np.asarray(Image.fromarray(PIXELS).convert("L"))[None] / np.float32(255)
+    np.testing.assert_allclose(await one(capsys, server, "matrices", "p.png"), grey, rtol=1e-6)
     found, notes = await infer(capsys, server, "free", "p.png", "--resize", "16x16", "--letterbox", "--scale=0..255")
     expected = ImageOps.pad(Image.fromarray(PIXELS), (16, 16), Image.Resampling.BILINEAR, color=(114, 114, 114))
     np.testing.assert_array_equal(found["x"][0], np.asarray(expected).transpose(2, 0, 1))
@@ -230,6 +237,8 @@ async def test_a_model_that_takes_files(server: Server, capsys: pytest.CaptureFi
     ("words", "message"),
     [
         (["vector", "p.png"], "a picture needs an input [N,C,H,W], [N,H,W,C] or [N, pixels of a square], got [-1, 5]"),
+        (["last", "x=p.png", "--resize", "own"], "--resize: the input takes 4x4 (-1: any), got own"),
+        (["line", "p.png", "--resize", "9x9"], "--resize: the input takes -1x16 (-1: any), got 9x9"),
         (["fixed", "p.png", "--resize", "9x9"], "--resize: the input takes 8x6 (-1: any), got 9x9"),
         (["free", "p.png", "--resize", "0x9"], "--resize: expected WIDTHxHEIGHT in pixels, such as 640x480, or one"),
         (["fixed", "p.png", "--scale", "1..0"], "--scale: expected LOW..HIGH, such as 0..1, or imagenet, got '1..0'"),

@@ -119,11 +119,42 @@ def test_sizes() -> None:
 
 def test_scaling_and_channels() -> None:
     pixel = Image.new("RGBA", (1, 1), (255, 0, 51, 7))
-    array = picture(pixel, scale=1 / 255, mean=[0.5, 0, 0], std=[0.5, 1, 0.1])
+    array = picture(pixel.convert("RGB"), scale=1 / 255, mean=[0.5, 0, 0], std=[0.5, 1, 0.1])
     assert array.dtype == np.float32
     np.testing.assert_allclose(array.reshape(-1), [1, 0, 2], rtol=1e-6)
     assert picture(pixel, channels=4).reshape(-1).tolist() == [255, 0, 51, 7]
     assert picture(Image.new("L", (2, 1), 9), channels=1).tolist() == [[[[9, 9]]]]
+
+
+def test_what_is_transparent_becomes_white() -> None:
+    pixel = Image.new("RGBA", (2, 1), (255, 0, 51, 51))
+    pixel.putpixel((1, 0), (0, 0, 0, 0))
+    assert picture(pixel, layout="NHWC").reshape(-1).tolist() == [255, 204, 214, 255, 255, 255]
+    assert picture(Image.new("LA", (1, 1), (0, 0)), channels=1).item() == 255
+    file = io.BytesIO()
+    Image.new("P", (1, 1)).save(file, "PNG", transparency=0)
+    assert picture(file.getvalue()).reshape(-1).tolist() == [255, 255, 255]
+    bordered = picture(pixel, size=4, fit="letterbox", channels=4, layout="NHWC")[0]
+    assert bordered[0, 0].tolist() == [114, 114, 114, 255]
+    assert bordered[1, 3].tolist()[3] == 0
+
+
+def test_a_side_in_proportion() -> None:
+    wide = Image.new("RGB", (21, 10))
+    assert picture(wide, size=(20, None)).shape == (1, 3, 20, 42)
+    assert picture(wide, size=(None, 7)).shape == (1, 3, 3, 7)
+    assert picture(wide, size=(None, 1)).shape == (1, 3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "target", "left", "top", "inner"),
+    [((8, 5), (11, 8), 0, 0, (11, 7)), ((5, 8), (8, 11), 0, 0, (7, 11)), ((10, 3), (10, 6), 0, 1, (10, 3))],
+)
+def test_borders_of_a_letterbox(size: Any, target: Any, left: int, top: int, inner: Any) -> None:
+    found = picture(Image.new("L", size, 200), channels=1, fit="letterbox", size=target[::-1])[0, 0] == 200
+    expected = np.zeros(target[::-1], bool)
+    expected[top : top + inner[1], left : left + inner[0]] = True
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_photos_are_turned_upright() -> None:

@@ -234,15 +234,19 @@ async def test_pixels_that_do_not_fit_the_datatype_are_not_sent(browser: Browser
     script = """async (cases) => {
         const { pictureTensor } = await import("/console/assets/images.js");
         const picture = { width: 1, height: 1, rgba: new Uint8ClampedArray([0, 127, 200, 255]) };
-        return cases.map(([datatype, scale]) => {
-            try { return [...pictureTensor([picture], { shape: [1, 1, 3], datatype }, { scale }).bytes]; }
+        return cases.map(([datatype, values]) => {
+            const settings = { layout: "NHWC", values };
+            try { return [...pictureTensor([picture], { shape: [1, 1, 3], datatype }, settings).bytes]; }
             catch (error) { return error.message; }
         });
     }"""
     await browser.open("/")
-    cases = [("UINT8", "0 to 255"), ("INT8", "0 to 1"), ("INT8", "0 to 255"), ("UINT8", "-1 to 1")]
+    cases = [(t, v) for v, t in (
+        ("0..255", "UINT8"), ("-128..127", "INT8"), ("0..1", "INT8"), ("0..255", "INT8"), ("-1..1", "UINT8"),
+    )]  # fmt: skip
     assert await browser.page.evaluate(script, cases) == [
         [0, 127, 200],
+        [128, 255, 72],
         [0, 0, 1],
         "the pixel value 200 does not fit INT8",
         "the pixel value -1 does not fit UINT8",

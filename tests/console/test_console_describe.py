@@ -82,6 +82,7 @@ async def test_one_model_has_its_class_names_and_an_example() -> None:
         "platform": "python_function",
         "labels": {"probabilities": ["setosa", "virginica"]},
         "outputs": [],
+        "pictures": {},
         "has_layers": False,
         "examples": [
             {

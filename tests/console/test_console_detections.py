@@ -257,7 +257,7 @@ async def test_a_box_on_the_photo_is_where_the_photo_was_drawn(browser: Browser)
     }"""
     random = np.random.default_rng(9)
     cases: list[Any] = []
-    for fit in ("letterbox", "crop the middle", "stretch") * 40:
+    for fit in ("letterbox", "crop", "stretch") * 40:
         width, height, sent_width, sent_height = (int(n) for n in random.integers(16, 2000, 4))
         x, y = np.sort(random.uniform(0, width, 2)), np.sort(random.uniform(0, height, 2))
         photo, sent = {"width": width, "height": height}, {"width": sent_width, "height": sent_height}
@@ -270,7 +270,7 @@ async def test_a_box_on_the_photo_is_where_the_photo_was_drawn(browser: Browser)
             assert min(sent["width"] - width, sent["height"] - height) == pytest.approx(0, abs=1)
             assert min(x, y) >= 0
         else:
-            assert max(x, y) <= 0
+            assert max(x, y) <= 1e-6
             assert min(x + width - sent["width"], y + height - sent["height"]) >= -1
 
 

@@ -137,7 +137,7 @@ async def test_a_page_opens_with_its_use_and_counts_requests(browser: Browser) -
 
 
 EXAMPLES = {
-    "kind": "function", "description": "", "labels": {}, "platform": "", "name": "Wage", "versions": [],
+    "kind": "function", "description": "", "labels": {}, "pictures": {}, "platform": "", "name": "Wage", "versions": [],
     "examples": [
         {"name": "a week", "is_complete": True, "inputs": [
             {"name": "hours", "shape": [2], "datatype": "FP64", "data": [40, 38.5]},

@@ -66,11 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stream", action="store_true", help="print the responses of a streaming model as they arrive")
     add_connection_arguments(parser, timeout_s=60.0)
     add = parser.add_argument_group("pictures and sounds").add_argument
-    add("--resize", default="", metavar="WxH", help="size in pixels (default: that of the input or the example)")
+    add(
+        "--resize", default="", metavar="WxH", help="size in pixels, or own (default: that of the input or the example)"
+    )
     fits = ("stretch", "letterbox", "crop")
     add("--fit", choices=fits, default="", help="to that size (default: crop for classifiers, letterbox for detectors)")
     add("--letterbox", action="store_const", dest="fit", const="letterbox", help="the same as --fit letterbox")
-    add("--scale", default="", metavar="RANGE", help="LOW..HIGH, or imagenet (default: 0..1 for floats, else 0..255)")
+    add(
+        "--scale",
+        default="",
+        metavar="RANGE",
+        help="LOW..HIGH, or imagenet (default: imagenet for 1000 classes, else 0..1 for floats)",
+    )
     add("--layout", choices=("nchw", "nhwc"), default="", help="order of axes (default: where the channels are)")
     add("--sample-rate", type=int, default=0, metavar="HZ", help="rate of a sound (default: that of the file)")
 

@@ -1,15 +1,15 @@
 """Pictures and sounds in files as inputs of a model.
 
 Size, layout and scale of a picture and the rate of a sound come from options, else from the signature and the example
-of the model. What was chosen is noted, for the user to see.
+of the model, by the rule of `core.pictures`. What was chosen is noted, for the user to see.
 """
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from dragoman.cli.files import read_file
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.examples import RATE_NAMES
+from dragoman.core.pictures import Fit, Layout, PictureSettings, kept_size, picture_settings
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.pipelines.audio import read_wav, resample
@@ -24,10 +25,6 @@ from dragoman.pipelines.audio import read_wav, resample
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SOUND_SUFFIXES = (".wav",)
 MEDIA_SUFFIXES = (*PICTURE_SUFFIXES, *SOUND_SUFFIXES)
-_CHANNELS = (1, 3, 4)
-Fit = Literal["stretch", "letterbox", "crop"]
-# Sizes of a picture for free axes: those of the example unless it is tiny, else multiples, as most networks need them.
-_LEAST_EXAMPLE, _MULTIPLE = 64, 32
 _MAX_PIXELS = 1 << 14  # of a side
 _IMAGENET = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _HOW = {"stretch": " stretched", "letterbox": " with borders", "crop": " cut to the middle"}
@@ -38,9 +35,9 @@ _RANGE = re.compile(r"(-?[0-9.]+)\.\.(-?[0-9.]+)")
 class Media:
     """Reads media for the inputs of a model.
 
-    resize: as `640` or `640x480` (width x height). scale: as `0..1` or `imagenet`. layout: nchw or nhwc. All "" and
-    sample_rate 0 if not given. example_shape: returns the shape of an input in the example of the model, () if unknown.
-    fit: how a picture of another shape gets the size, "" for what suits `outputs`, those that the model declares.
+    resize: as `640`, `640x480` (width x height) or `own`. scale: as `0..1` or `imagenet`. layout: nchw or nhwc. All ""
+    and sample_rate 0 if not given. example_shape: returns the shape of an input in the example of the model, () if
+    unknown. fit: how a picture of another shape gets the size, "" for what suits `outputs`, which the model declares.
     """
 
     resize: str = ""
@@ -93,77 +90,66 @@ class Media:
     def _picture(self, path: str, content: bytes, spec: TensorSpec) -> Array:
         from dragoman.client.pictures import open_picture, picture
 
-        layout, channels, height, width, is_free = self._axes(spec)
+        settings = self._settings(spec)
         try:
             image = open_picture(content, path)
         except ImportError as error:
             raise NotSupported(f"'{path}' needs the package 'pillow': pip install 'dragoman[images]'") from error
         own = image.height, image.width
-        size = self._size(own, height, width)
-        options, scale = self._scale_options(spec, channels)
-        fit = self.fit or _default_fit(self.outputs, is_free=is_free)
+        options, scale = self._scale_options(spec, settings)
+        fit = self.fit or settings.fit
+        layout: Layout = "NHWC" if settings.layout == "NHWC" else "NCHW"
+        size = self._size(own, settings)
         try:
-            pixels = picture(image, size=size, layout=layout, channels=channels, fit=fit, **options)
+            pixels = picture(image, size=size, layout=layout, channels=settings.channels, fit=fit, **options)
         except InvalidInput as error:
             raise InvalidInput(f"'{path}': {error.message}") from error
-        is_similar = abs(own[0] * size[1] - own[1] * size[0]) <= max(own) / 2  # but for rounding to pixels
-        how = "" if size == own else f" to {size[1]}x{size[0]}{'' if is_similar else _HOW[fit]}"
-        self.notes.append(f"{path}: {own[1]}x{own[0]}{how}, values {scale}, {layout}")
+        height, width = pixels.shape[1:3] if layout == "NHWC" else pixels.shape[2:]
+        is_similar = abs(own[0] * width - own[1] * height) <= max(own) / 2  # but for rounding to pixels
+        how = "" if (height, width) == own else f" to {width}x{height}{'' if is_similar else _HOW[fit]}"
+        self.notes.append(f"{path}: {own[1]}x{own[0]}{how}, values {scale}, {settings.layout}")
         pixels = _as_type(pixels, spec)
         shape = spec.shape or ()
         if len(shape) == 2:
             return pixels.reshape(1, -1)
+        if settings.layout == "NHW":
+            return pixels[:, 0]
         return pixels[0] if len(shape) == 3 else pixels
 
-    def _axes(self, spec: TensorSpec) -> tuple[Literal["NCHW", "NHWC"], int, int, int, bool]:
-        """Return layout, channels, height and width of an input, -1 for a free size, and whether both are free."""
+    def _settings(self, spec: TensorSpec) -> PictureSettings:
         shape = tuple(spec.shape or ())
         example = self.example_shape(spec.name)
         if len(shape) == 2 and math.isqrt(max(0, shape[1])) ** 2 == shape[1] > 1:  # rows of pixels
             side = math.isqrt(shape[1])
-            return "NCHW", 1, side, side, False
-        if len(shape) not in (3, 4):
+            spec = replace(spec, shape=(shape[0], 1, side, side))
+        chosen = next((each for each in get_args(Layout) if each == self.layout.upper()), None)
+        found = picture_settings(spec, example, self.outputs, chosen)
+        if found is None:
             shown = "no shape" if spec.shape is None else str(list(shape))
+            if chosen and picture_settings(spec, example, self.outputs):
+                at = {"NCHW": -3, "NHWC": -1}[chosen]
+                raise InvalidInput(f"--layout: expected 1, 3 or 4 channels, and as {chosen} {shown} has {shape[at]}")
             raise InvalidInput(f"a picture needs an input [N,C,H,W], [N,H,W,C] or [N, pixels of a square], got {shown}")
-        inner, known = shape[-3:], (example if len(example) == len(shape) else shape)[-3:]
-        # Of [4,4,3] both ends may be channels: pictures are rather square.
-        is_last = known[2] in _CHANNELS and (known[0] not in _CHANNELS or known[0] == known[1])
-        layout: Literal["NCHW", "NHWC"] = "NHWC" if is_last else "NCHW"
-        if self.layout:
-            layout = "NHWC" if self.layout == "nhwc" else "NCHW"
-        at = (0, 1, 2) if layout == "NCHW" else (2, 0, 1)
-        channels = inner[at[0]]
-        if channels < 0:
-            channels = known[at[0]] if known[at[0]] in _CHANNELS else 3
-        if channels not in _CHANNELS:
-            raise InvalidInput(f"--layout: expected 1, 3 or 4 channels, and as {layout} {list(shape)} has {channels}")
-        height, width = inner[at[1]], inner[at[2]]
-        is_free = height < 0 and width < 0
-        if is_free and not self.resize and min(known[at[1]], known[at[2]]) >= _LEAST_EXAMPLE:
-            height, width = known[at[1]], known[at[2]]
-        return layout, channels, height, width, is_free
+        return found
 
-    def _size(self, own: tuple[int, int], height: int, width: int) -> tuple[int, int]:
-        """Return height and width for a picture, whose own ones are given, and for an input."""
-        if self.resize:
-            wanted = _parse_size(self.resize)
-            if any(fixed not in (-1, each) for fixed, each in zip((height, width), wanted, strict=True)):
-                raise InvalidInput(f"--resize: the input takes {width}x{height} (-1: any), got {self.resize}")
-            return wanted
-        if height < 0 and width < 0:
-            return _multiple(own[0]), _multiple(own[1])
-        if height < 0 or width < 0:  # in proportion
-            factor = height / own[0] if height > 0 else width / own[1]
-            return (height, max(1, round(own[1] * factor))) if height > 0 else (max(1, round(own[0] * factor)), width)
-        return height, width
+    def _size(self, own: tuple[int, int], settings: PictureSettings) -> tuple[int | None, int | None]:
+        """Return height and width for a picture, whose own ones are given; None for a side in proportion."""
+        declared = settings.height, settings.width
+        if not self.resize and not settings.keeps_size:
+            return declared
+        wanted = kept_size(*own) if self.resize in ("", "own") else _parse_size(self.resize)
+        if not settings.is_free and any(side not in (None, each) for side, each in zip(declared, wanted, strict=True)):
+            height, width = (-1 if side is None else side for side in declared)
+            raise InvalidInput(f"--resize: the input takes {width}x{height} (-1: any), got {self.resize}")
+        return wanted
 
-    def _scale_options(self, spec: TensorSpec, channels: int) -> tuple[dict[str, Any], str]:
+    def _scale_options(self, spec: TensorSpec, settings: PictureSettings) -> tuple[dict[str, Any], str]:
         """Return what the pixels are multiplied by, and its name."""
         assert spec.datatype is not None
         is_float = spec.datatype.kind == "float"
-        scale = self.scale or ("0..1" if is_float else "-128..127" if spec.datatype.name == "INT8" else "0..255")
+        scale = self.scale or settings.values
         if scale == "imagenet":
-            if channels != 3 or not is_float:
+            if settings.channels != 3 or not is_float:
                 raise InvalidInput("--scale imagenet: expected an input of floats with three channels")
             return dict(_IMAGENET), scale
         found = _RANGE.fullmatch(scale)
@@ -229,10 +215,6 @@ def _parse_size(text: str) -> tuple[int, int]:
     return int(found[2] or found[1]), int(found[1])
 
 
-def _multiple(length: int) -> int:
-    return max(1, math.ceil(length / _MULTIPLE)) * _MULTIPLE
-
-
 def _as_type(array: Array, spec: TensorSpec) -> Array:
     assert spec.datatype is not None
     whole = spec.datatype.kind != "float" and array.dtype.kind == "f"
@@ -249,17 +231,3 @@ def _fits(value: float, spec: TensorSpec) -> bool:
 
 def _size(array: Array) -> str:
     return "x".join(map(str, array.shape[1:]))
-
-
-def _default_fit(outputs: Sequence[TensorSpec], *, is_free: bool) -> Fit:
-    """Return the fit that the console proposes too (firstSettings in photos.js), because scores depend on it."""
-    shapes = [tuple(spec.shape or ()) for spec in outputs]
-    has_boxes = any(len(shape) == 3 or (len(shape) == 2 and shape[1] == 4) for shape in shapes)
-    if shapes and not (len(shapes) > 1 and has_boxes) and all(map(_is_classes, shapes)):
-        return "crop"
-    return "letterbox" if is_free or has_boxes else "stretch"
-
-
-def _is_classes(shape: tuple[int, ...]) -> bool:
-    """Return whether an output has scores of classes, or a number, for each picture."""
-    return len(shape) == 1 or (len(shape) > 1 and shape[1] != 1 and all(length == 1 for length in shape[2:]))

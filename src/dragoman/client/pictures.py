@@ -2,18 +2,17 @@
 
 import io
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from dragoman.core.datatypes import BYTES, UINT8, Array
 from dragoman.core.errors import InvalidInput
+from dragoman.core.pictures import Fit, Layout, axes_of, layouts_of, rounded
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor
 
-Layout = Literal["NCHW", "NHWC"]
-Fit = Literal["stretch", "letterbox", "crop"]
-
+# Modes of Pillow by number of channels.
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # What detectors are trained with around a picture of another shape.
 _GREY = 114
@@ -23,7 +22,7 @@ _MAX_PATH = 255  # characters of a path that a message repeats
 def picture(
     image: Any,
     *,
-    size: int | tuple[int, int] | None = None,
+    size: int | tuple[int | None, int | None] | None = None,
     layout: Layout = "NCHW",
     scale: float | None = None,
     mean: Any = None,
@@ -34,12 +33,13 @@ def picture(
     """Return a picture as an array [1, channels, height, width], or [1, height, width, channels] for "NHWC".
 
     image: a path, the bytes of an image file, or an image of Pillow; turned upright as its EXIF data say.
-    size: (height, width) in pixels, or one number for both; None keeps the size of the picture.
+    size: (height, width) in pixels, or one number for both; None keeps the size of the picture, and None for one side
+    its proportions.
     fit: how a picture of another shape gets that size: "stretch" ignores its proportions, "letterbox" adds grey (114)
     borders, "crop" cuts off what is too much.
     scale: factor of the pixels, such as 1 / 255 for 0 to 1; the array is then float32, else uint8 with 0 to 255.
     mean, std: subtracted and divided by after scaling, one number or one for each channel.
-    channels: 1 for grey, 3 for RGB, 4 with transparency; three channels leave transparency out.
+    channels: 1 for grey, 3 for RGB, 4 with transparency; without it, what is transparent becomes white.
 
     Needs Pillow: pip install 'dragoman[images]'. Raises InvalidInput if the image cannot be read or an argument is
     invalid.
@@ -50,7 +50,7 @@ def picture(
         raise InvalidInput(f"layout: expected 'NCHW' or 'NHWC', got {layout!r}")
     if fit not in ("stretch", "letterbox", "crop"):
         raise InvalidInput(f"fit: expected 'stretch', 'letterbox' or 'crop', got {fit!r}")
-    opened = open_picture(image).convert(_MODES[channels])
+    opened = _converted(open_picture(image), channels)
     if size is not None:
         opened = _resized(opened, *((size, size) if isinstance(size, int) else size), fit)
     pixels = np.asarray(opened).reshape(1, opened.height, opened.width, channels)
@@ -115,12 +115,12 @@ def path_hint(path: str | bytes, spec: TensorSpec) -> str:
 
 def _axes(spec: TensorSpec) -> tuple[Layout, int, int, int] | None:
     """Return layout, channels, height and width of an input of pictures; None if it is not one."""
-    shape = spec.shape
-    if shape is None or len(shape) != 4:
+    shape = spec.shape or ()
+    layouts = layouts_of(shape, shape) if len(shape) == 4 else ()
+    if not layouts or shape[axes_of(layouts[0], 4)["C"]] < 0:
         return None
-    if shape[1] in _MODES:
-        return "NCHW", shape[1], shape[2], shape[3]
-    return ("NHWC", shape[3], shape[1], shape[2]) if shape[3] in _MODES else None
+    at = axes_of(layouts[0], 4)
+    return layouts[0], shape[at["C"]], shape[at["H"]], shape[at["W"]]
 
 
 def open_picture(image: Any, name: str = "") -> Any:
@@ -154,9 +154,22 @@ def open_picture(image: Any, name: str = "") -> Any:
     return ImageOps.exif_transpose(image)
 
 
-def _resized(image: Any, height: int, width: int, fit: Fit) -> Any:
+def _converted(image: Any, channels: int) -> Any:
+    """Return an image with so many channels; without the fourth, transparent pixels lie on white."""
+    from PIL import Image
+
+    if channels < 4 and ("A" in image.getbands() or "transparency" in image.info):
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert(_MODES[channels])
+
+
+def _resized(image: Any, height: int | None, width: int | None, fit: Fit) -> Any:
     from PIL import Image, ImageOps
 
+    if height is None or width is None:
+        height = height or rounded(image.height * (width or image.width) / image.width)
+        width = width or rounded(image.width * height / image.height)
     if height < 1 or width < 1:
         raise InvalidInput(f"size: expected (height, width) of at least one pixel, got ({height}, {width})")
     target = width, height
@@ -166,5 +179,9 @@ def _resized(image: Any, height: int, width: int, fit: Fit) -> Any:
         return image.resize(target, Image.Resampling.BILINEAR)
     if fit == "crop":
         return ImageOps.fit(image, target, Image.Resampling.BILINEAR)
-    color = _GREY if len(image.getbands()) == 1 else (_GREY,) * len(image.getbands())
-    return ImageOps.pad(image, target, Image.Resampling.BILINEAR, color=color)
+    scale = min(width / image.width, height / image.height)
+    inner = rounded(image.width * scale), rounded(image.height * scale)
+    color = (_GREY, _GREY, _GREY, 255)[: len(image.getbands())]
+    bordered = Image.new(image.mode, target, color if len(color) > 1 else _GREY)
+    bordered.paste(image.resize(inner, Image.Resampling.BILINEAR), ((width - inner[0]) // 2, (height - inner[1]) // 2))
+    return bordered

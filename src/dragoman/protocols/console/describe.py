@@ -9,9 +9,11 @@ import msgspec
 import numpy as np
 
 from dragoman.core.calls import Describe, DescribeModels, IndexEntry, ModelDescription, Request, States, Tensors
-from dragoman.core.datatypes import BYTES
+from dragoman.core.datatypes import BYTES, DATATYPES
 from dragoman.core.examples import json_elements, model_example
 from dragoman.core.kinds import UNKNOWN, kind_of
+from dragoman.core.pictures import PictureSettings, picture_settings, takes_pictures
+from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.protocols.console.layers import has_layers
 from dragoman.protocols.wire import (
@@ -81,7 +83,7 @@ class ModelAbout(msgspec.Struct):
     """A model. `labels` has the class names by output and index; with `has_layers` there is a page of its graph.
 
     `outputs` names the outputs to request, so that those with class names are among them; it is empty if a request
-    without names has them.
+    without names has them. `pictures` says how photos are sent, by input that takes them.
     """
 
     name: str
@@ -91,6 +93,7 @@ class ModelAbout(msgspec.Struct):
     platform: str
     labels: dict[str, tuple[str, ...]]
     outputs: list[str]
+    pictures: dict[str, PictureSettings]
     has_layers: bool
     examples: list[Example]
 
@@ -136,6 +139,7 @@ def _about(http: HttpRequest) -> EngineCall[ModelDescription, HttpResponse]:
 
 def about(model: ModelDescription) -> ModelAbout:
     """Return what a model says of itself."""
+    examples = [*_examples(model)]
     return ModelAbout(
         model.name,
         model.versions,
@@ -144,9 +148,24 @@ def about(model: ModelDescription) -> ModelAbout:
         model.platform,
         {name: labels.names for name, labels in model.labels.items()},
         _outputs(model),
+        dict(_pictures(model, examples[0].inputs if examples else [])),
         has_layers(model),
-        [*_examples(model)],
+        examples,
     )
+
+
+def _pictures(model: ModelDescription, example: list[ExampleTensor]) -> Iterator[tuple[str, PictureSettings]]:
+    """Yield how photos are sent as each input that takes them, declared or only in the example."""
+    shapes = {tensor.name: tuple(tensor.shape) for tensor in example}
+    declared = [spec.name for spec in model.signature.inputs]
+    others = [
+        TensorSpec(t.name, DATATYPES[t.datatype], (-1,) * len(t.shape)) for t in example if t.name not in declared
+    ]
+    for spec in (*model.signature.inputs, *others):
+        if takes_pictures(spec):
+            settings = picture_settings(spec, shapes.get(spec.name, ()), model.signature.outputs)
+            if settings is not None:
+                yield spec.name, settings
 
 
 def _outputs(model: ModelDescription) -> list[str]:

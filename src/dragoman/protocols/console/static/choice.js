@@ -1,7 +1,7 @@
-// A labelled choice of one of several names.
+// A labelled choice of one of several options, which are shown by their `names` where they have any.
 import { html } from "./html.js";
 
-export function Choice({ label, value, options, onChange }) {
+export function Choice({ label, value, options, names = {}, onChange }) {
   return html`<label>${label} <select value=${value} onChange=${(e) => onChange(e.target.value)}>
-    ${options.map((name) => html`<option>${name}</option>`)}</select></label>`;
+    ${options.map((option) => html`<option value=${option}>${names[option] ?? option}</option>`)}</select></label>`;
 }

@@ -3,77 +3,65 @@ import { html, useEffect, useRef } from "./html.js";
 
 const CHANNELS = [1, 3, 4];
 const MAX_SHOWN = 8;
-const MIN_SIDE = 8;
 const MAX_SIDE = 8192; // longer axes are sounds
-const ARRAYS = {
+export const ARRAYS = {
   UINT8: Uint8Array, INT8: Int8Array, UINT16: Uint16Array, INT16: Int16Array, UINT32: Uint32Array, INT32: Int32Array,
   FP16: globalThis.Float16Array, FP32: Float32Array, FP64: Float64Array,
 };
-const MEAN = [0.485, 0.456, 0.406, 0];
-const DEVIATION = [0.229, 0.224, 0.225, 1];
+const NORMALIZED = { mean: [0.485, 0.456, 0.406, 0], std: [0.229, 0.224, 0.225, 1] };
 
-// How the value of a pixel, from 0 to 255, becomes an element.
+// How the value of a pixel, from 0 to 255, becomes an element: by the name that the server has for it.
 export const SCALES = {
-  "0 to 255": (v) => v,
-  "0 to 1": (v) => v / 255,
-  "-1 to 1": (v) => v / 127.5 - 1,
-  "ImageNet mean and deviation": (v, channel) => (v / 255 - MEAN[channel]) / DEVIATION[channel],
+  "0..255": { label: "0 to 255", scale: 1 },
+  "0..1": { label: "0 to 1", scale: 1 / 255 },
+  "-1..1": { label: "-1 to 1", scale: 2 / 255, mean: 1 },
+  "-128..127": { label: "-128 to 127", scale: 1, mean: 128 },
+  imagenet: { label: "ImageNet mean and deviation", scale: 1 / 255, ...NORMALIZED },
 };
-export const grey = (r, g, b) => 0.299 * r + 0.587 * g + 0.114 * b;
 
-// Whether a shape is a batch of matrices: they are pictures in grey if they are square, else steps of time, as a rule.
-const isRows = (shape) => shape.length === 3 && shape[0] < 0 && shape[1] > 0 && shape[2] > 0 && !shape.some((n) => CHANNELS.includes(n));
-
-// How many channels an input has, -1 for any number.
-export const channelsOf = (shape, { channel }) => (channel < 0 ? 1 : shape[channel]);
-
-// Which axes of a shape are those of pictures, -1 for an axis that it does not have; null for other shapes. `layout` chooses
-// where the channels are, if the shape leaves it open: NCHW or NHWC.
-export function pictureAxes(shape, layout = "") {
-  if (shape.length < 3 || shape.length > 4 || Math.max(...shape) > MAX_SIDE) return null;
-  if (isRows(shape)) return shape[1] === shape[2] && shape[1] > 0 ? { batch: 0, channel: -1, height: 1, width: 2 } : null;
-  const batch = shape.length === 4 ? 0 : -1;
-  const [first, last] = [batch + 1, shape.length - 1];
-  const candidates = { NCHW: [first], NHWC: [last] }[layout] ?? [last, first];
-  const isChannel = (axis) => CHANNELS.includes(shape[axis]);
-  const isFixed = !layout || !isChannel(layout === "NCHW" ? last : first); // the other axis is not certain
-  const channel = candidates.find(isChannel) ?? (isFixed ? candidates.find((axis) => shape[axis] === -1) : undefined);
-  if (channel === undefined) return null;
-  const height = channel === first ? first + 1 : first;
-  return { batch, channel, height, width: height + 1 };
+// The conversion of a channel, with the roundings of single precision, so that every client sends the same elements.
+function conversion({ scale, mean = 0, std = 1 }, channel) {
+  const [factor, offset, divisor] = [scale, mean[channel] ?? mean, std[channel] ?? std].map(Math.fround);
+  return (v) => Math.fround(Math.fround(Math.fround(v * factor) - offset) / divisor);
 }
 
-// Whether an input takes pictures: no states, no rows of steps of time, [-1, 100, 3].
-export function takesPictures({ datatype, shape, anyRank }) {
-  const axes = anyRank || !ARRAYS[datatype] ? null : pictureAxes(shape);
-  if (axes === null) return false;
-  const sides = [shape[axes.height], shape[axes.width]];
-  const isSeries = axes.height === 0 && sides[0] < 0 && sides[1] > 0;
-  const least = shape.length === 4 ? 2 : MIN_SIDE; // three axes say less
-  return !isSeries && sides.every((n) => n < 0 || n >= least);
+// A pixel in grey, as a whole number like the colours.
+export const grey = (r, g, b) => (19595 * r + 38470 * g + 7471 * b + 32768) >> 16;
+
+// The axes of pictures, -1 for one that a shape does not have. `layout`: NCHW, NHWC or NHW, without N for three axes of one picture.
+export function axesOf({ layout }, { length }) {
+  const letters = layout.slice(-length);
+  return { batch: letters.indexOf("N"), channel: letters.indexOf("C"), height: letters.indexOf("H"), width: letters.indexOf("W") };
+}
+
+// How many channels an input has.
+export function channelsOf(shape, settings) {
+  const { channel } = axesOf(settings, shape);
+  return channel < 0 ? 1 : shape[channel] > 0 ? shape[channel] : settings.channels;
 }
 
 // The elements of pictures for an input, as bytes, and their shape. Throws an Error.
-export function pictureTensor(pictures, { shape, datatype }, { scale, layout = "", order = "RGB" }) {
-  const axes = pictureAxes(shape, layout);
+export function pictureTensor(pictures, { shape, datatype }, settings) {
+  const { values: scale, order = "RGB" } = settings;
+  const axes = axesOf(settings, shape);
   const [{ width, height }] = pictures;
   if (pictures.some((p) => p.width !== width || p.height !== height)) throw new Error("the pictures differ in size");
   if (pictures.length > 1 && axes.batch < 0) throw new Error(`expected one picture, got ${pictures.length}`);
-  const channels = channelsOf(shape, axes) > 0 ? channelsOf(shape, axes) : 3;
+  const channels = channelsOf(shape, settings);
   const sent = [...shape];
   if (axes.channel >= 0) sent[axes.channel] = channels;
   Object.assign(sent, { [axes.height]: height, [axes.width]: width });
   if (axes.batch >= 0) sent[axes.batch] = pictures.length;
   const [pixels, isFirst] = [width * height, axes.channel < axes.height];
   const values = new ARRAYS[datatype](pictures.length * pixels * channels);
-  const convert = SCALES[scale];
+  const convert = [0, 1, 2, 3].map((channel) => conversion(SCALES[scale], channel));
   pictures.forEach(({ rgba }, n) => {
     for (let pixel = 0; pixel < pixels; pixel++) {
       for (let c = 0; c < channels; c++) {
         const from = order === "BGR" && c < 3 ? 2 - c : c;
         const value = channels === 1 ? grey(...rgba.subarray(4 * pixel, 4 * pixel + 3)) : rgba[4 * pixel + from];
         const at = n * pixels * channels + (isFirst ? c * pixels + pixel : pixel * channels + c);
-        const element = datatype.startsWith("FP") ? convert(value, from) : Math.round(convert(value, from));
+        const element = datatype.startsWith("FP") ? convert[from](value) : Math.round(convert[from](value));
         values[at] = element;
         if (!datatype.startsWith("FP") && values[at] !== element) throw new Error(`the pixel value ${element} does not fit ${datatype}`);
       }
@@ -92,7 +80,8 @@ export function fileTensor(bytes, { shape }) {
 
 // The pictures in a tensor of numbers: { width, height, rgba, range } each; none if its shape is not that of pictures.
 export function picturesOf({ shape, datatype, data }) {
-  const axes = shape.length === 2 ? { batch: -1, channel: -1, height: 0, width: 1 } : pictureAxes(shape);
+  const layout = shape.length === 2 ? "HW" : ["NHWC", "NCHW"].find((each) => [3, 4].includes(shape.length) && CHANNELS.includes(shape[axesOf({ layout: each }, shape).channel]));
+  const axes = layout && Math.max(...shape) <= MAX_SIDE ? axesOf({ layout }, shape) : null;
   const flat = data.flat(Infinity);
   if (!axes || !flat.every(Number.isFinite)) return [];
   const [width, height] = [shape[axes.width], shape[axes.height]];

@@ -40,6 +40,7 @@ async function describe(name, version) {
     description: about.description,
     labels: about.labels,
     outputs: about.outputs,
+    pictures: about.pictures,
     examples: about.examples,
     hasLayers: about.has_layers,
     example: infer?.requestBody.content["application/json"].example ?? null,

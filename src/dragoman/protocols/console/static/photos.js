@@ -1,54 +1,33 @@
 // Photos from files, and how they become the picture that an input takes: size, fit, axes, channels and values.
-import { channelsOf, grey, pictureAxes } from "./images.js";
+import { axesOf, channelsOf, grey } from "./images.js";
 
 const MAX_SIDE = 1024; // of a picture that is sent as it is
 const MAX_SHOWN = 2048; // of a photo on the page
-const USEFUL_SIDE = 64; // an example of a smaller picture says only what runs
 const GREY = "rgb(114, 114, 114)"; // around a photo in a letterbox, as detectors were trained
-const IMAGENET = [1000, 1001];
 
 export const LETTERBOX = "letterbox";
-export const CROP = "crop the middle";
+export const CROP = "crop";
 export const STRETCH = "stretch";
-export const AS_IS = "as it is";
-const LAYOUTS = ["NHWC", "NCHW"];
+export const AS_IS = "own";
+export const FITS = { [LETTERBOX]: "letterbox", [CROP]: "crop the middle", [STRETCH]: "stretch", [AS_IS]: "as it is" };
 
 // Which fits an input allows: only free sides can follow the photo.
-export const fitsOf = (shape, axes) => [LETTERBOX, CROP, STRETCH, ...(shape[axes.height] < 0 && shape[axes.width] < 0 ? [AS_IS] : [])];
+export const fitsOf = ({ is_free }) => Object.keys(FITS).filter((fit) => fit !== AS_IS || is_free);
 
-// The layouts that a shape allows.
-export const layoutsOf = (shape) => LAYOUTS.filter((layout) => pictureAxes(shape, layout) !== null);
+// How to send photos at first. `told` is what the server says of the input.
+export const firstSettings = (told) => ({ ...told, fit: told.keeps_size ? AS_IS : told.fit, order: "RGB" });
 
-const isClasses = (shape) => shape.length >= 2 && shape[1] !== 1 && shape.slice(2).every((n) => n === 1);
-
-// How to send photos at first. `trial` is the shape of an example that ran or null, `outputs` are of the metadata.
-export function firstSettings({ shape, datatype }, trial, outputs) {
-  const layout = layoutsOf(shape)[0];
-  const axes = pictureAxes(shape, layout);
-  const outs = outputs.map((output) => output.shape);
-  const isFloat = datatype.startsWith("FP");
-  const side = (axis, free) => (shape[axis] > 0 ? shape[axis] : trial?.[axis] >= USEFUL_SIDE ? trial[axis] : free);
-  const isClassifier = outs.length > 0 && !(outs.length > 1 && outs.some(isBoxes)) && outs.every((out) => isClasses(out) || out.length === 1);
-  const free = isClassifier && outs.some((out) => out[1] > 2) ? 224 : 640;
-  const isFree = shape[axes.height] < 0 && shape[axes.width] < 0;
-  return {
-    layout,
-    width: side(axes.width, free),
-    height: side(axes.height, free),
-    fit: isFree && !isFloat ? AS_IS : isClassifier ? CROP : isFree || outs.some(isBoxes) ? LETTERBOX : STRETCH,
-    order: "RGB",
-    scale: !isFloat ? "0 to 255" : outs.some((out) => IMAGENET.includes(out[1])) ? "ImageNet mean and deviation" : "0 to 1",
-  };
-}
-
-// Boxes of a detector have three axes, or four numbers each.
-const isBoxes = (out) => out.length === 3 || (out.length === 2 && out[1] === 4);
+const rounded = (length) => Math.max(1, Math.round(length));
 
 // Where a photo lies in the picture that is sent: sent = scale * photo + offset, on both axes.
 export function placement({ width, height }, { width: W, height: H }, fit) {
   if (fit === STRETCH || fit === AS_IS) return { scaleX: W / width, scaleY: H / height, x: 0, y: 0 };
-  const scale = fit === LETTERBOX ? Math.min(W / width, H / height) : Math.max(W / width, H / height);
-  const [w, h] = [Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale))];
+  if (fit === CROP) {
+    const scale = Math.max(W / width, H / height);
+    return { scaleX: scale, scaleY: scale, x: (W - width * scale) / 2, y: (H - height * scale) / 2 };
+  }
+  const scale = Math.min(W / width, H / height);
+  const [w, h] = [rounded(width * scale), rounded(height * scale)];
   return { scaleX: w / width, scaleY: h / height, x: Math.floor((W - w) / 2), y: Math.floor((H - h) / 2) };
 }
 
@@ -63,46 +42,50 @@ export function boxOnPhoto({ x0, y0, x1, y1 }, { scaleX, scaleY, x, y }, { width
 // Read a file as { name, width, height, bitmap }. Throws an Error.
 export async function readPhoto(file) {
   try {
-    const bitmap = await createImageBitmap(file);
+    const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none" }); // models were trained with such pixels
     return { name: file.name, width: bitmap.width, height: bitmap.height, bitmap };
   } catch {
     throw new Error(`'${file.name}' is not a picture that this browser can read`);
   }
 }
 
-// The size in which a photo is sent.
-export function sentSize(photo, { shape }, { width, height, fit, layout }) {
-  if (fit !== AS_IS) return { width, height };
-  const axes = pictureAxes(shape, layout);
-  const shrink = Math.min(1, MAX_SIDE / Math.max(photo.width, photo.height));
-  const side = (axis, own) => (shape[axis] > 0 ? shape[axis] : Math.max(1, Math.round(own * shrink)));
-  return { width: side(axes.width, photo.width), height: side(axes.height, photo.height) };
+// The size in which a photo is sent. A side that is not set keeps the proportions of the photo.
+export function sentSize(photo, { width, height, fit }) {
+  if (fit === AS_IS) {
+    const shrink = Math.min(1, MAX_SIDE / Math.max(photo.width, photo.height));
+    return { width: rounded(photo.width * shrink), height: rounded(photo.height * shrink) };
+  }
+  return { width: width ?? rounded((photo.width * height) / photo.height), height: height ?? rounded((photo.height * width) / photo.width) };
 }
 
 // A photo as the picture that is sent: { name, width, height, rgba, place, photo, isGrey }. Throws an Error.
 export function drawPhoto(photo, field, settings) {
-  const { width, height } = sentSize(photo, field, settings);
+  const { width, height } = sentSize(photo, settings);
   if (!(width >= 1 && height >= 1 && width <= 8192 && height <= 8192)) throw new Error("expected a width and a height of 1 to 8192 pixels");
   const place = placement(photo, { width, height }, settings.fit);
-  const channels = channelsOf(field.shape, pictureAxes(field.shape, settings.layout));
+  const channels = channelsOf(field.shape, settings);
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.imageSmoothingQuality = "high";
-  if (channels !== 4) {
-    context.fillStyle = "white"; // behind what is transparent
-    context.fillRect(0, 0, width, height);
-  }
+  context.imageSmoothingQuality = "medium";
+  const [drawnWidth, drawnHeight] = [photo.width * place.scaleX, photo.height * place.scaleY];
   if (settings.fit === LETTERBOX) {
     context.fillStyle = GREY;
     context.fillRect(0, 0, width, height);
+    context.clearRect(place.x, place.y, drawnWidth, drawnHeight);
   }
-  context.drawImage(photo.bitmap, place.x, place.y, photo.width * place.scaleX, photo.height * place.scaleY);
+  context.drawImage(photo.bitmap, place.x, place.y, drawnWidth, drawnHeight);
+  if (channels !== 4) {
+    context.globalCompositeOperation = "destination-over";
+    context.fillStyle = "white"; // behind what is transparent
+    context.fillRect(0, 0, width, height);
+  }
   return { name: photo.name, width, height, rgba: context.getImageData(0, 0, width, height).data, place, photo, isGrey: channels === 1 };
 }
 
 // The pixels as the input gets them, to look at: in the order of its channels, grey if there is one.
-export function preview({ width, height, rgba }, { shape }, { order, layout }) {
-  const channels = channelsOf(shape, pictureAxes(shape, layout));
+export function preview({ width, height, rgba }, { shape }, settings) {
+  const { order } = settings;
+  const channels = channelsOf(shape, settings);
   if (order === "RGB" && channels !== 1) return { width, height, rgba };
   const found = new Uint8ClampedArray(rgba);
   for (let i = 0; i < found.length; i += 4) {

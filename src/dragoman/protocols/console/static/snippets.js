@@ -2,8 +2,7 @@
 import { modelPath, root, storedKey } from "./api.js";
 import { CopyButton } from "./copy.js";
 import { html, useState } from "./html.js";
-import { channelsOf, pictureAxes, takesPictures } from "./images.js";
-import { AS_IS, CROP, LETTERBOX, STRETCH, firstSettings } from "./photos.js";
+import { channelsOf, SCALES } from "./images.js";
 import { size } from "./tensors.js";
 
 const NUMPY = {
@@ -11,7 +10,6 @@ const NUMPY = {
   INT32: "int32", INT64: "int64", FP16: "float16", FP32: "float32", FP64: "float64", BYTES: "object",
 };
 const MAX_WRITTEN = 64; // elements of an example; of a longer one only the shape counts
-const FITS = { [LETTERBOX]: ', fit="letterbox"', [CROP]: ', fit="crop"', [STRETCH]: "", [AS_IS]: "" };
 
 export const quote = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
 const word = (text) => (/^[\w:/.,%-]+$/.test(text) ? text : quote(text)); // of a shell
@@ -64,30 +62,30 @@ function curl(url, header, tensors, picture) {
 
 const isColumn = ({ shape, parameters }) => shape[0] === -1 && (shape.length === 1 || (shape.length === 2 && shape[1] === 1)) && !parameters?.any_rank;
 
-const isPhoto = (inputs) => inputs.length === 1 && takesPictures({ ...inputs[0], anyRank: inputs[0].parameters?.any_rank === true });
+const isPhoto = ({ metadata: { inputs = [] }, pictures }) => inputs.length === 1 && Boolean(pictures[inputs[0].name]);
 
 // An expression for a photo as the only input, sent as the form does at first, and its shape, null if that is the photo's;
 // null for inputs of another kind.
-function photo({ metadata: { inputs = [], outputs = [] }, shapes, canInfer }) {
-  if (!canInfer || !isPhoto(inputs) || !["FP32", "UINT8"].includes(inputs[0].datatype)) return null;
-  if (inputs[0].shape.length !== 4 || inputs[0].shape[0] > 1) return null;
-  const { layout, width, height, fit, scale } = firstSettings(inputs[0], shapes[inputs[0].name] ?? null, outputs);
-  const axes = pictureAxes(inputs[0].shape, layout);
-  const channels = channelsOf(inputs[0].shape, axes);
-  if (axes.channel < 0) return null;
-  const sides = fit === AS_IS ? "" : `, size=(${height}, ${width})${FITS[fit]}`;
-  const count = channels === 1 || channels === 4 ? channels : 3;
-  const form = `${layout === "NHWC" ? ', layout="NHWC"' : ""}${count === 3 ? "" : `, channels=${count}`}`;
-  const isImagenet = scale.startsWith("ImageNet") && channels === 3;
-  const values = scale === "0 to 255" ? "" : `, scale=1 / 255${isImagenet ? ", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)" : ""}`;
-  const shape = layout === "NHWC" ? [1, height, width, count] : [1, count, height, width];
-  return { text: `picture("photo.jpg"${sides}${form}${values})`, shape: sides && shape };
+function photo(model) {
+  const [input] = model.metadata.inputs ?? [];
+  if (!model.canInfer || !isPhoto(model) || !["FP32", "UINT8"].includes(input.datatype)) return null;
+  if (input.shape.length !== 4 || input.shape[0] > 1) return null;
+  const settings = model.pictures[input.name];
+  const { layout, width, height, fit, keeps_size: keepsSize } = settings;
+  const channels = channelsOf(input.shape, settings);
+  const { scale, mean, std } = SCALES[settings.values];
+  const sides = keepsSize ? "" : `, size=(${height ?? "None"}, ${width ?? "None"})${fit === "stretch" ? "" : `, fit="${fit}"`}`;
+  const form = `${layout === "NHWC" ? ', layout="NHWC"' : ""}${channels === 3 ? "" : `, channels=${channels}`}`;
+  const factor = scale === 1 ? "" : ", scale=1 / 255";
+  const normalized = mean ? `, mean=(${mean.slice(0, 3).join(", ")}), std=(${std.slice(0, 3).join(", ")})` : "";
+  const shape = layout === "NHWC" ? [1, height, width, channels] : [1, channels, height, width];
+  return { text: `picture("photo.jpg"${sides}${form}${factor}${normalized})`, shape: keepsSize || shape.includes(null) ? null : shape };
 }
 
 // A command with a file of the reader's, if the inputs are a picture or the columns of a table.
 function command({ name, version, model, url }) {
   const { inputs } = model.metadata;
-  const value = isPhoto(inputs) ? "photo.jpg" : inputs.length > 1 && inputs.every(isColumn) ? "rows.csv" : "--example";
+  const value = isPhoto(model) ? "photo.jpg" : inputs.length > 1 && inputs.every(isColumn) ? "rows.csv" : "--example";
   return `dragoman infer ${url} ${/^[\w.-]+$/.test(name) ? name : quote(name)} ${value}${version ? ` --version ${quote(version)}` : ""}`;
 }
 

@@ -4,7 +4,7 @@ import { firstMost, firstRate, isRate, readSound, Recorder, Sound, soundTensor, 
 import { useDrop } from "./drop.js";
 import { Examples } from "./examples.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { fileTensor, pictureTensor, takesPictures } from "./images.js";
+import { ARRAYS, fileTensor, pictureTensor } from "./images.js";
 import { Outputs } from "./outputs.js";
 import { Photos } from "./photo_input.js";
 import { drawPhoto, firstSettings, readPhoto } from "./photos.js";
@@ -43,13 +43,13 @@ function initialFields(model) {
     pictures: [], // photos from files, instead of the text
     file: null, // of a BYTES input, instead of the text
     sound: null, // from a file or the microphone, instead of the text
-    settings: spec.isPhoto ? firstSettings(spec, examples.get(spec.name)?.shape ?? shapes?.[spec.name], metadata.outputs ?? []) : null,
+    settings: spec.isPhoto ? firstSettings(model.pictures[spec.name]) : null,
     problem: "",
   }));
 }
 
 function withKind(spec, model) {
-  const isPhoto = takesPictures(spec);
+  const isPhoto = Boolean(model.pictures[spec.name] && ARRAYS[spec.datatype]); // some browsers have no FP16
   return { ...spec, isPhoto, takesSound: isPhoto ? "" : takesSound(spec, model) };
 }
 
