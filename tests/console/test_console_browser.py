@@ -97,6 +97,28 @@ async def test_integers_have_the_range_of_their_datatype(
     assert found == (expected or f"expected {datatype}, got '{text}'")
 
 
+@pytest.mark.parametrize(
+    ("address", "path", "found"),
+    [
+        ("/#/models/Table", "**/console/v2/models/Table", "textarea"),
+        ("/#/models/Table", "**/console/v2/models/Table/openapi.json", "textarea"),
+        ("/#/requests/none", "**/console/requests/none", "text=no request 'none' among the last 50"),
+        ("/", "**/console/v2", "li.model"),
+    ],
+)
+@pytest.mark.parametrize("status", [429, 503])
+async def test_what_an_overloaded_server_did_not_answer_can_be_tried_again(
+    browser: Browser, address: str, path: str, found: str, status: int
+) -> None:
+    page = browser.page
+    await page.route(path, lambda route: route.fulfill(status=status, json={"error": "too many requests"}), times=1)
+    await browser.open(address)
+    await page.locator(".error", has_text="too many requests").wait_for()
+    await browser.press("Try again")
+    await page.wait_for_selector(found)
+    await page.unroute(path)
+
+
 async def test_a_pasted_table_and_its_outputs(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/Table")

@@ -3,6 +3,8 @@
 const KEY = "dragoman-api-key"; // for this tab, until it is closed
 export const root = new URL("../..", import.meta.url).pathname.replace(/\/$/, "");
 
+export const NEEDS_KEY = "needs-key"; // an event of the window: the server accepts no key, or no longer this one
+
 export const storedKey = () => sessionStorage.getItem(KEY) ?? "";
 
 export function storeKey(key) {
@@ -98,7 +100,8 @@ const isEncoded = (body) => body === undefined || typeof body === "string" || bo
 // Send a request and return the response. `body` is text, a Blob, or a value that is sent as JSON. Throws ApiError.
 export async function send(path, { method = "GET", body, signal, headers: own = {} } = {}) {
   const headers = {};
-  if (storedKey()) headers.authorization = `Bearer ${storedKey()}`;
+  const key = storedKey();
+  if (key) headers.authorization = `Bearer ${key}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   Object.assign(headers, own);
   const encoded = isEncoded(body) ? body : JSON.stringify(body);
@@ -121,7 +124,11 @@ export async function send(path, { method = "GET", body, signal, headers: own = 
     keep({ id, time: new Date().toISOString(), method, path, body: encoded, headers: own, status: response.status, started, ms,
       response: response.ok ? response : null });
   }
-  if (!response.ok) throw new ApiError(response.status, errorMessage(await response.text(), response.status));
+  if (!response.ok) {
+    const error = new ApiError(response.status, errorMessage(await response.text(), response.status));
+    if (error.status === 401 && key === storedKey()) dispatchEvent(new CustomEvent(NEEDS_KEY, { detail: error }));
+    throw error;
+  }
   return response;
 }
 
@@ -144,7 +151,7 @@ export async function call(path, options) {
 
 export const read = async (path, options) => (await call(path, options)).data;
 
-export const isDenial = ({ status }) => [401, 403, 404].includes(status);
+export const isDenial = ({ status }) => [403, 404].includes(status);
 const denied = new Set(); // paths that were denied, each with the key: they are not asked for again
 
 // Return the response of a path, null if this caller may not use it. Throws ApiError for other errors, such as overload.

@@ -1,6 +1,6 @@
 // The console: its views by the address after #, and the key for a server that needs one.
-import { read, storeKey, storedKey } from "./api.js";
-import { Guarded, html, lazy, render, useEffect, useRef, useState } from "./html.js";
+import { NEEDS_KEY, read, storeKey, storedKey } from "./api.js";
+import { Guarded, html, lazy, Problem, render, useEffect, useRef, useState } from "./html.js";
 import { Models } from "./models.js";
 
 const Live = lazy(() => import("./live.js"), "Live");
@@ -29,15 +29,18 @@ function decodePart(part) {
 
 function KeyForm({ message, onKey }) {
   const [isWrong, setIsWrong] = useState(false);
+  const input = useRef(null);
+  useEffect(() => input.current.focus());
   const submit = (event) => {
     event.preventDefault();
-    const { value } = event.target.elements.key;
-    if (/^[\x21-\x7e]+$/.test(value.trim())) onKey(value.trim());
-    else setIsWrong(true); // no header can hold it
+    const key = input.current.value.trim();
+    const canBeSent = /^[\x21-\x7e]+$/.test(key); // in a header
+    setIsWrong(!canBeSent);
+    if (canBeSent) onKey(key);
   };
   return html`<form class="card narrow" onSubmit=${submit}>
     <label for="key">This server needs an API key.</label>
-    <input id="key" name="key" type="password" autocomplete="off" required autofocus />
+    <input id="key" ref=${input} type="password" autocomplete="off" required aria-invalid=${isWrong || message ? "true" : undefined} />
     <button class="primary">Open</button>
     ${(isWrong || message) && html`<p class="error" role="alert">${isWrong ? "A key has only letters, digits and signs of ASCII, without spaces." : message}</p>`}
   </form>`;
@@ -56,7 +59,10 @@ function App() {
       setProblem(error);
     }
   }
-  useEffect(() => void connect(), []);
+  useEffect(() => {
+    addEventListener(NEEDS_KEY, ({ detail }) => setProblem(detail));
+    connect();
+  }, []);
   const isFirst = useRef(true);
   useEffect(() => {
     document.title = [name || (view && view !== "models" ? view : ""), "Dragoman"].filter(Boolean).join(" - ");
@@ -74,7 +80,7 @@ function App() {
   if (needsKey) {
     page = html`<${KeyForm} message=${storedKey() && `${problem.status === 403 ? "This key has not the role that the console needs" : "This key is not accepted"}: ${problem.message}`} onKey=${useKey} />`;
   } else if (problem) {
-    page = html`<p class="error" role="alert">${problem.message} <button onClick=${connect}>Try again</button></p>`;
+    page = html`<${Problem} message=${problem.message} onRetry=${connect} />`;
   } else if (!server) {
     page = html`<p class="note">Loading …</p>`;
   } else if (view === "models" && name) {
@@ -93,11 +99,11 @@ function App() {
       <nav aria-label="Views">
         ${link("Models", "#/", view === "" || view === "models")} ${link("Live", "#/live", view === "live")}
         ${link("Requests", "#/requests", view === "requests")} ${link("API", "docs", false)}
-      </nav></div>
+      </nav>
+      ${storedKey() && html`<button class="small" aria-label="Forget the key" onClick=${() => useKey("")}>Forget<span> the key</span></button>`}</div>
     </header>
     <main id="main" tabindex="-1"><${Guarded} key=${`${view}/${name}/${version}`}>${page}</${Guarded}></main>
-    <footer><span>${server && `${server.name} ${server.version}`}</span>
-      ${storedKey() && html`<button class="small" onClick=${() => useKey("")}>Forget the key</button>`}</footer>`;
+    <footer>${server && `${server.name} ${server.version}`}</footer>`;
 }
 
 // The address after # is that of a view, so that a link cannot name a place in it.

@@ -1,5 +1,6 @@
 // The chat with a text model: the conversation, and below it the box for the next message. Without a chat template, the
 // same for completions of a text.
+import { storedKey } from "./api.js";
 import { Composer } from "./chat_composer.js";
 import { dataUrl } from "./chat_images.js";
 import { Message } from "./chat_message.js";
@@ -63,7 +64,8 @@ export function Chat({ name, details }) {
   const { mode } = settings;
   const [isAtEnd, toEnd] = useFollowedEnd([messages]);
 
-  const save = () => saveConversation(name, current.current);
+  const [key] = useState(storedKey);
+  const save = () => key === storedKey() && saveConversation(name, current.current); // else it was forgotten with the key
   const show = (shown) => setMessages((current.current.messages = shown));
   const changeSettings = (changed) => {
     setSettings((current.current.settings = changed));

@@ -12,18 +12,21 @@ export function Guarded({ children }) {
   return error ? html`<p class="error" role="alert">This part of the page has failed: ${error.message}</p>` : children;
 }
 
+// An error that another try may end.
+export const Problem = ({ message, onRetry }) => html`<p class="error" role="alert">${message} <button type="button" onClick=${onRetry}>Try again</button></p>`;
+
 // A component of a module that is loaded when it is shown first.
 export function lazy(load, name) {
   let Component = null;
   return function Lazy(props) {
-    const [problem, setProblem] = useState("");
+    const [isLost, setIsLost] = useState(false);
     const [, setIsLoaded] = useState(Component !== null);
     useEffect(() => {
       // Another use of it may have loaded it since this one was rendered.
       if (Component) return setIsLoaded(true);
-      load().then((module) => ((Component = module[name]), setIsLoaded(true)), () => setProblem("This part of the page could not be loaded."));
+      load().then((module) => ((Component = module[name]), setIsLoaded(true)), () => setIsLost(true));
     }, []);
-    if (problem) return html`<p class="error" role="alert">${problem}</p>`;
+    if (isLost) return html`<${Problem} message="This part of the page could not be loaded." onRetry=${() => location.reload()} />`; // browsers keep the failure
     return Component ? html`<${Component} ...${props} />` : html`<p class="note">Loading …</p>`;
   };
 }

@@ -1,7 +1,7 @@
 // The graph in the file of a model: a picture of which only the visible part is drawn, and the details of one node.
 import { aboutPath, read } from "./api.js";
 import { curve } from "./graph.js";
-import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { html, Problem, useEffect, useMemo, useRef, useState } from "./html.js";
 import { plural } from "./words.js";
 
 const CHARACTER = 7.6;
@@ -165,10 +165,11 @@ export function Layers({ name, version }) {
   const [problem, setProblem] = useState("");
   const [chosen, setChosen] = useState(null);
   const [query, setQuery] = useState("");
-  useEffect(() => void read(`${aboutPath(name, version)}/layers`).then(setFound, (error) => setProblem(error.message)), [name, version]);
+  const load = () => read(`${aboutPath(name, version)}/layers`).then((graph) => (setFound(graph), setProblem("")), (error) => setProblem(error.message));
+  useEffect(() => void load(), [name, version]);
   const graph = useMemo(() => found && graphOf(found), [found]);
   const placed = useLayout(graph);
-  if (problem) return html`<p class="error" role="alert">${problem}</p>`;
+  if (problem) return html`<${Problem} message=${problem} onRetry=${load} />`;
   if (!placed) return html`<p class="note" role="status">${graph ? `Placing ${plural(graph.nodes.length, "node")} …` : "Reading the file …"}</p>`;
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   const search = (text) => (setQuery(text), setChosen(null));

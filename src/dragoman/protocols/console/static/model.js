@@ -1,6 +1,6 @@
 // One model: a chat or a form to try it, code that calls it, and its signature.
 import { aboutPath, afterRequests, modelPath, read } from "./api.js";
-import { Guarded, html, lazy, useEffect, useState } from "./html.js";
+import { Guarded, html, lazy, Problem, useEffect, useState } from "./html.js";
 import { duration, kindGroup, kindName, platformName, plural } from "./words.js";
 
 const Chat = lazy(() => import("./chat.js"), "Chat");
@@ -9,7 +9,6 @@ const Layers = lazy(() => import("./layers.js"), "Layers");
 const Simulator = lazy(() => import("./simulator.js"), "Simulator");
 const Snippets = lazy(() => import("./snippets.js"), "Snippets");
 const TryIt = lazy(() => import("./try_it.js"), "TryIt");
-
 
 // Return the shapes of the example that a model answers, by input, also if its values are too many for the document.
 function exampleShapes(api) {
@@ -116,11 +115,10 @@ export function ModelView({ name, version, server }) {
   const [model, setModel] = useState(null);
   const [problem, setProblem] = useState("");
   const [chosen, setChosen] = useState(0);
-  useEffect(() => {
-    describe(name, version).then(setModel, (error) => setProblem(error.message));
-  }, [name, version]);
+  const load = () => describe(name, version).then((found) => (setModel(found), setProblem("")), (error) => setProblem(error.message));
+  useEffect(() => void load(), [name, version]);
 
-  if (problem) return html`<h1>${name}</h1><p class="error" role="alert">${problem}</p>`;
+  if (problem) return html`<h1>${name}</h1><${Problem} message=${problem} onRetry=${load} />`;
   if (!model) return html`<h1>${name}</h1><p class="note">Loading …</p>`;
   const tabs = tabsOf(model, name, version);
   const move = (event) => {

@@ -1,6 +1,6 @@
 // The last requests of the server, and one of them by its id: where its time went.
 import { ApiError, isDenial, read, sent } from "./api.js";
-import { html, useEffect, useState } from "./html.js";
+import { html, Problem, useEffect, useState } from "./html.js";
 import { Sent } from "./replay.js";
 import { duration, plural } from "./words.js";
 
@@ -73,15 +73,14 @@ export function RequestView({ id }) {
   const [found, setFound] = useState(null);
   const [problem, setProblem] = useState("");
   const own = sent.find((request) => request.id === id);
-  useEffect(() => {
-    read(`/console/requests/${encodeURIComponent(id)}`).then(
-      ({ requests }) => (setFound(requests), setProblem("")),
-      (error) => setProblem(error.message),
-    );
-  }, [id]);
+  const load = () => read(`/console/requests/${encodeURIComponent(id)}`).then(
+    ({ requests }) => (setFound(requests), setProblem("")),
+    (error) => setProblem(error.message),
+  );
+  useEffect(() => void load(), [id]);
   return html`<h1>Request <small><code>${id}</code></small></h1>
     <p><a href="#/requests">← All requests</a></p>
-    ${problem && html`<p class=${own ? "note" : "error"} role=${own ? undefined : "alert"}>${own && "Where its time went is not known: "}${problem}</p>`}
+    ${problem && (own ? html`<p class="note">Where its time went is not known: ${problem}</p>` : html`<${Problem} message=${problem} onRetry=${load} />`)}
     ${found?.map((request, i) => html`<${Details} key=${i} request=${request} />`)}
     ${own ? html`<${Sent} request=${own} />` : found && html`<p class="note">Bodies of requests are not kept by the server, so that only those that were sent in this tab can be replayed.</p>`}`;
 }
