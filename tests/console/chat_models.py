@@ -12,7 +12,8 @@ from dragoman.core.text import Chat
 class Talker(dragoman.Model):
     """Repeat the last message, a word a token.
 
-    "!fail" raises ModelFailed, "!wait" waits until `gate` is set, and "!calls" says how many requests there were.
+    "!fail" raises ModelFailed, "!wait" waits until `gate` is set, "!calls" says how many requests there were, and after
+    "!cut" it is at max tokens.
     """
 
     placement = "inline"
@@ -37,9 +38,13 @@ class Talker(dragoman.Model):
                 await self.gate.wait()
             await asyncio.sleep(0)
             text = word if i == 0 else f" {word}"
-            is_last = i + 1 == len(words)
-            more: dict[str, Any] = {"finish": "eos_token", "whole": said, "stop": 2} if is_last else {}
+            is_cut = "!cut" in word
+            is_last = i + 1 == len(words) or is_cut
+            finish = {"finish": "length"} if is_cut else {"finish": "eos_token", "stop": 2}
+            more: dict[str, Any] = {**finish, "whole": said} if is_last else {}
             yield Generation((Text(0, 0, text, (Token(i, text, -0.5),), i + 1, **more),))
+            if is_cut:
+                return
 
 
 class Writer(Talker):

@@ -54,6 +54,11 @@ def contents(call: Any) -> list[tuple[str, Any]]:
     return [(message["role"], message["content"]) for message in call.prompts[0].messages]
 
 
+def options(call: Any) -> Any:
+    """Return the variables of the chat template that a model got."""
+    return call.prompts[0].options
+
+
 # --- the conversation ------------------------------------------------------------------------------------------
 
 
@@ -93,6 +98,55 @@ async def test_the_history_is_sent_and_a_failed_question_is_not(browser: Browser
     await ask(browser, "three")
     expected = [("user", "one two"), ("assistant", "one two"), ("user", "three")]
     assert contents(Talker.requests[-1]) == expected
+
+
+async def test_an_answer_that_was_cut_off_is_continued(browser: Browser) -> None:
+    """In the same message; the model gets its own text as the last message, without the end of a turn."""
+    page = browser.page
+    await ask(browser, "one !cut two", "one !cut")
+    assert "cut off at max tokens" in await page.locator(".message .facts").inner_text()
+    await browser.press("Continue")
+    answer = page.locator(".message.assistant")
+    await answer.get_by_text("one !cutone !cut").wait_for()  # the model repeats its last message
+    await page.locator(".message .facts", has_text="4 tokens").wait_for()
+    assert "continued with seed" in await page.locator(".message .facts").inner_text()
+    call = Talker.requests[-1]
+    assert contents(call) == [("user", "one !cut two"), ("assistant", "one !cut")]
+    assert options(call)["continue_final_message"] is True
+    await page.reload()
+    await browser.press("Continue")
+    await page.locator(".message .facts", has_text="6 tokens").wait_for()
+    assert await page.locator(".message").count() == 2
+    await ask(browser, "three", "three")
+    assert "continue_final_message" not in options(Talker.requests[-1])
+    assert await page.get_by_role("button", name="Continue").count() == 0, "the answer is whole"
+
+
+async def test_an_answer_that_was_stopped_is_continued_and_a_failure_keeps_it(browser: Browser) -> None:
+    page = browser.page
+    await page.fill("#draft", "one two !wait !fail")
+    await page.keyboard.press("Enter")
+    await page.locator(".message.assistant").get_by_text("one two").wait_for()
+    await browser.press("Stop")
+    await page.locator(".message .facts", has_text="stopped").wait_for()
+    await page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json={"error": "busy"}), times=1)
+    await browser.press("Continue")
+    await page.locator(".message [role=alert]", has_text="busy").wait_for()
+    assert (await page.locator(".message.assistant .markdown").inner_text()).strip() == "one two"
+    await browser.press("Continue")
+    await page.locator(".message .facts", has_text="finished by stop").wait_for()
+    assert (await page.locator(".message.assistant .markdown").inner_text()).strip() == "one twoone two"
+
+
+async def test_a_text_that_was_cut_off_is_continued(browser: Browser) -> None:
+    page = browser.page
+    await page.goto(f"{browser.url}/#/models/Writer")
+    await page.fill("#draft", "begin !cut")
+    await page.keyboard.press("Enter")
+    await page.locator(".message .facts", has_text="cut off at max tokens").wait_for()
+    await browser.press("Continue")
+    await page.locator(".message .facts", has_text="4 tokens").wait_for()
+    assert Writer.requests[-1].prompts == ("begin !cutbegin !cut",)
 
 
 async def test_try_again_replaces_the_last_answer(browser: Browser) -> None:

@@ -5,7 +5,7 @@ import { Composer } from "./chat_composer.js";
 import { dataUrl } from "./chat_images.js";
 import { Message } from "./chat_message.js";
 import { loadConversation, saveConversation } from "./chat_storage.js";
-import { defaultsOf, requestOf, respond } from "./chat_stream.js";
+import { defaultsOf, isPart, requestOf, respond } from "./chat_stream.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 
 const END_PX = 4; // so near to its end the page follows an answer
@@ -96,7 +96,7 @@ export function Chat({ name, details }) {
     return () => removeEventListener("keydown", stop);
   }, [running]);
 
-  // Ask for the answer to a conversation. Returns false if the settings are wrong.
+  // Ask for the answer to a conversation, or for more of the one at its end. Returns false if the settings are wrong.
   function ask(history) {
     let request;
     try {
@@ -109,12 +109,13 @@ export function Chat({ name, details }) {
     setEditing(null);
     toEnd();
     focusInput(); // the button that was pressed may be gone
-    answer(request, history);
+    if (isPart(history)) answer(request, history.slice(0, -1), history.at(-1));
+    else answer(request, history, null);
     return true;
   }
 
   // Show an answer as it grows, once a frame.
-  async function answer(request, history) {
+  async function answer(request, history, part) {
     const abort = new AbortController();
     run(abort);
     let frame = 0;
@@ -123,7 +124,7 @@ export function Chat({ name, details }) {
       frame = 0;
       if (current.current.running === abort) show([...history, { ...latest }]);
     };
-    for await (const message of respond(request, abort.signal)) {
+    for await (const message of respond(request, abort.signal, part)) {
       latest = message;
       frame ||= requestAnimationFrame(showLatest);
     }
@@ -182,6 +183,7 @@ export function Chat({ name, details }) {
       ${messages.map((message, i) => html`<${Message} message=${message} isMarkdown=${mode === "chat"} showsTokens=${settings.probabilities}
         isRunning=${running !== null && i === last} isReplaced=${editing !== null && i >= editing}
         onRetry=${!running && i === last ? () => ask(messages.slice(0, i)) : null}
+        onContinue=${!running && i === last ? () => ask(messages) : null}
         onEdit=${!running && i === lastQuestion ? () => edit(i) : null}
         onResults=${!running && i === last ? (results) => ask([...messages, ...results]) : null} />`)}
     </div>

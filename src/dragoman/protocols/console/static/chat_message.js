@@ -37,9 +37,10 @@ function Question({ message: { text, images }, onEdit }) {
       ${text && html`<${CopyButton} text=${text} describes="Copy the question" />`}</div>`;
 }
 
-function Answer({ message, isMarkdown, showsTokens, isRunning, onRetry, onResults }) {
+function Answer({ message, isMarkdown, showsTokens, isRunning, onRetry, onContinue, onResults }) {
   const [isRaw, setRaw] = useState(false);
-  const { text, reasoning, calls, tokens, error } = message;
+  const { text, reasoning, calls, tokens, error, reason } = message;
+  const isPart = text && calls.length === 0 && (error || ["length", "stopped"].includes(reason));
   const hasTokens = showsTokens && tokens.length > 0;
   const isDone = !isRunning;
   return html`${reasoning && html`<details class="reasoning"><summary>${isRunning && !text ? "Thinking …" : "Thoughts"}</summary><div class="chat-raw">${reasoning}</div></details>`}
@@ -52,6 +53,7 @@ function Answer({ message, isMarkdown, showsTokens, isRunning, onRetry, onResult
     ${error && html`<p class="error" role="alert">${error}</p>`}
     ${isDone && html`<div class="chat-actions">
       ${text && html`<${CopyButton} text=${text} describes="Copy the answer" />`}
+      ${onContinue && isPart && html`<button type="button" class="quiet" onClick=${onContinue}>Continue</button>`}
       ${onRetry && html`<button type="button" class="quiet" onClick=${onRetry}>Try again</button>`}
       ${text && isMarkdown && !hasTokens && html`<button type="button" class="quiet" aria-pressed=${isRaw} onClick=${() => setRaw(!isRaw)}>Raw text</button>`}
       ${!error && html`<span class="facts">${describe(message)}</span>`}</div>`}

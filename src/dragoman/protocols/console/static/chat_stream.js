@@ -63,7 +63,10 @@ function answered(messages) {
   });
 }
 
-// Return [path, body] for the next answer of a conversation. Throws an Error that names the setting, as
+// Whether a conversation ends with an answer.
+export const isPart = (messages) => messages.at(-1).role === "assistant";
+
+// Return [path, body] for the next answer of a conversation, or for more of the one at its end. Throws an Error that names the setting, as
 // `setting` too.
 export function requestOf(model, details, settings, messages) {
   const stop = settings.stop.split("\n").filter(Boolean);
@@ -76,7 +79,8 @@ export function requestOf(model, details, settings, messages) {
   };
   if (settings.mode === "completion") {
     const most = Math.min(COMPLETION_TOKENS, Math.floor((details.max_context ?? Infinity) / 2));
-    return ["/v1/completions", { max_tokens: most, ...common, prompt: messages.at(-1).text, ...(settings.probabilities && { logprobs: 1 }) }];
+    const prompt = messages.slice(isPart(messages) ? -2 : -1).map(({ text }) => text).join("");
+    return ["/v1/completions", { max_tokens: most, ...common, prompt, ...(settings.probabilities && { logprobs: 1 }) }];
   }
   const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   const body = {
@@ -85,6 +89,7 @@ export function requestOf(model, details, settings, messages) {
     ...(settings.tools.trim() && { tools: json(settings, "tools", "tools") }),
     ...(!settings.thinks && { reasoning_effort: "none" }),
     ...(settings.probabilities && { logprobs: true }),
+    ...(isPart(messages) && { add_generation_prompt: false, continue_final_message: true }),
   };
   return ["/v1/chat/completions", body];
 }
@@ -118,11 +123,15 @@ function tokensOf({ delta, logprobs }, text) {
   return text ? [{ text, logprob: listed[0]?.logprob }] : [];
 }
 
+const countOf = ({ usage, chunks }) => usage?.completion_tokens ?? chunks;
+
 // Yield the message of an answer before it begins, whenever a chunk has come, and at its end, with the error if one came.
-export async function* respond([path, body], signal) {
+// `part`: the message that is continued, or null.
+export async function* respond([path, body], signal, part) {
+  const { text, reasoning, tokens } = part ?? { text: "", reasoning: "", tokens: [] };
   const message = {
-    role: "assistant", text: "", reasoning: "", calls: [], tokens: [], usage: null, reason: null, error: "", seed: body.seed,
-    chunks: 0, first_ms: null, streamed_ms: 0,
+    role: "assistant", text, reasoning, calls: [], tokens: [...tokens], usage: null, reason: null, error: "", seed: body.seed,
+    chunks: 0, first_ms: null, streamed_ms: 0, earlier: part ? countOf(part) + (part.earlier ?? 0) : 0,
   };
   yield message;
   const started = performance.now();
@@ -147,13 +156,13 @@ const MIN_STREAMED_MS = 50; // a rate of less would be noise
 const REASONS = { length: "cut off at max tokens", stopped: "stopped", tool_calls: "calls a tool" };
 
 // Facts of an answer as a text. The rate is that after the first chunk.
-export function describe({ usage, chunks, first_ms: first, streamed_ms: streamed, seed, reason }) {
-  const count = usage?.completion_tokens ?? chunks;
+export function describe({ usage, chunks, first_ms: first, streamed_ms: streamed, seed, reason, earlier = 0 }) {
+  const count = countOf({ usage, chunks });
   return [
-    plural(count, "token"),
+    plural(count + earlier, "token"),
     streamed > MIN_STREAMED_MS && `${((count * (chunks - 1) * 1000) / (chunks * streamed)).toFixed(1)} tokens/s`,
     first !== null && `first after ${first < 1000 ? `${first.toFixed(0)} ms` : `${(first / 1000).toFixed(1)} s`}`,
-    `seed ${seed}`,
+    `${earlier > 0 ? "continued with " : ""}seed ${seed}`,
     reason && (REASONS[reason] ?? `finished by ${reason}`),
   ].filter(Boolean).join(" · ");
 }
