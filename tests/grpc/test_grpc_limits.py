@@ -248,10 +248,11 @@ async def test_only_a_unary_call_has_one_time_limit_from_its_beginning(call_type
     loop = SimpleNamespace(time=lambda: now_s)
     server = SimpleNamespace(loop=loop, limits=replace(LIMITS, body_timeout_s=10.0))
     statuses: Counter[str] = Counter()
-    headers = SimpleNamespace(request_id="7", timeout_s=None, statuses=statuses)
-    stream = SimpleNamespace(connection=None, send_headers=lambda *_, ended: None, expect=lambda _: None)
+    headers = SimpleNamespace(statuses=statuses)
+    stream = SimpleNamespace(send_headers=lambda *_, ended: None, expect=lambda _: None)
     server.leave = lambda _: None
-    call = call_type(server, stream, headers, None)
+    record, context, deadline_s, began_s = None, ("7",), None, loop.time()
+    call = call_type(server, stream, None, headers, record, context, deadline_s, began_s)
     now_s = 9.0
     call.receive(MESSAGE, 0, 9, False)
     call.check_timeout(12.0)

@@ -78,30 +78,32 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         raw, packed = message.raw_input_contents, _NOT_PACKED
     else:
         message, raw, packed = _parse_large(body, policy)
-    model = message.model_name or require_model_name("")
+    # Each attribute of a message is a lookup of 0.1 us, so they are read once.
+    model, version, id_ = message.model_name or require_model_name(""), message.model_version, message.id
+    inputs, requested = message.inputs, message.outputs
     parameters: dict[str, Scalar] = {}
     final = None
     if message.parameters:
         parameters = parameters_from_proto(message.parameters, "")
         final = _pop_wants_final(parameters)
         oip.restore_unsigned(parameters)
-    outputs = _parse_outputs(message.outputs, policy) if message.outputs else _NO_OUTPUTS
+    outputs = _parse_outputs(requested, policy) if requested else _NO_OUTPUTS
     has_content_type = "content_type" in parameters
-    if raw and len(raw) != len(message.inputs):
+    if raw and len(raw) != len(inputs):
         _check_raw_count(message, len(raw))
     held: tuple[Region, ...] = ()
     if policy.regions is not None:
-        policy.regions.check_total([t.parameters[SIZE].int64_param for t in message.inputs if SIZE in t.parameters])
+        policy.regions.check_total([t.parameters[SIZE].int64_param for t in inputs if SIZE in t.parameters])
     tensors: dict[str, Tensor] = {}
     in_regions = 0
-    for index, tensor in enumerate(message.inputs):
+    for index, tensor in enumerate(inputs):
         name = tensor.name
         where = f"input '{name}'"
         if name in tensors:
             raise InvalidInput(f"{where} already exists in request")
         if raw and (index in packed or tensor.HasField("contents")):
             raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
-        kind, shape = DATATYPES.get(tensor.datatype) or _parse_datatype(tensor.datatype, where), list(tensor.shape)
+        kind, shape = DATATYPES.get(tensor.datatype) or _parse_datatype(tensor.datatype, where), tensor.shape[:]
         its_parameters = NONE
         if tensor.parameters:
             its_parameters = parameters_from_proto(tensor.parameters, f"{where}: ")
@@ -119,7 +121,7 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         typed = packed.get(index, tensor.contents)
         tensors[name] = tensor_from_contents(where, kind, shape, typed, policy, its_parameters)
     call = Infer(tensors, outputs.names, parameters or NONE, content_types=outputs.content_types)
-    is_raw = bool(raw) or not message.inputs
+    is_raw = bool(raw) or not inputs
     choice = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
     if choice not in ("raw", "typed", "as-request"):
         text = f"metadata '{OUTPUT_CONTENTS}': expected raw, typed or as-request, got {choice[:32]!r}"
@@ -128,15 +130,15 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     # clients of Triton and KServe read raw contents.
     wants_raw = choice != "typed" and (is_raw or (choice == "raw" and not has_content_type))
     if policy.regions is not None:
-        in_memory = (tensor.parameters for tensor in (*message.inputs, *message.outputs) if REGION in tensor.parameters)
+        in_memory = (tensor.parameters for tensor in (*inputs, *requested) if REGION in tensor.parameters)
         held = policy.regions.hold([parameters[REGION].string_param for parameters in in_memory])
     options = GrpcOutputOptions(
-        message.id, model, message.model_version, wants_raw, outputs.classes, final, is_raw, has_content_type,
+        id_, model, version, wants_raw, outputs.classes, final, is_raw, has_content_type,
         outputs.region_slices, held,
     )  # fmt: skip
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
     oip.check_call(call, policy)
-    return Request(call, model, message.model_version, message.id, request.deadline_s, metadata), options
+    return Request(call, model, version, id_, request.deadline_s, metadata), options
 
 
 def _parse_large(body: Buffer, policy: Policy) -> tuple[Any, Sequence[Buffer], Mapping[int, PackedContents]]:

@@ -29,18 +29,20 @@ import time
 from collections import deque
 from collections.abc import Coroutine
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
+
+import msgspec
 
 from dragoman.core.sizes import INLINE
 from dragoman.formats.http2.fields import encode_request_id
 from dragoman.protocols.wire import Buffer, HttpError
-from dragoman.system.request_context import Running, new_context, variables_of
+from dragoman.system.request_context import Context, Running, variables_of
 from dragoman.transports.bodies import BodyMemory, ReceiveBuffer
 from dragoman.transports.encoding import decompress
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call_headers import CallHeaders, trailers, trailers_only
 from dragoman.transports.grpc.handlers import GrpcError, public_error
-from dragoman.transports.http2.stream import Http2Stream
+from dragoman.transports.http2.stream import Http2Stream, StreamConnection
 from dragoman.transports.limits import Limits
 from dragoman.transports.observation import RequestRecord
 
@@ -163,48 +165,28 @@ class CallState(IntEnum):
 OPEN, STARTED, CLOSED, LEFT = CallState
 
 
-class GrpcCall:
+class GrpcCall(msgspec.Struct, eq=False):
     """One call, in one of four states.
 
     times_each_message: whether the time limit of a message begins with that message, not with the call.
     """
 
-    times_each_message = True
-    __slots__ = (
-        "_began_s",
-        "_counted",
-        "_message_size",
-        "_messages",
-        "_server",
-        "_size",
-        "_state",
-        "_stream",
-        "_task",
-        "_timer",
-        "connection",
-        "context",
-        "deadline_s",
-        "headers",
-        "record",
-    )  # fmt: skip
-
-    def __init__(
-        self, server: CallServer, stream: Http2Stream, headers: CallHeaders, record: RequestRecord | None
-    ) -> None:
-        self._server = server
-        self._stream = stream
-        self.connection = stream.connection
-        self.headers = headers
-        self.record = record
-        self.context = new_context(headers.request_id) if record is None else record.context
-        self.deadline_s = None if headers.timeout_s is None else time.monotonic() + headers.timeout_s
-        self._messages: MessageReader | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._state = OPEN
-        self._size = self._counted = 0
-        self._message_size = 0  # bytes received of the current message
-        self._began_s = server.loop.time()  # of the message that is expected
+    times_each_message: ClassVar[bool] = True
+    _server: CallServer
+    _stream: Http2Stream
+    connection: StreamConnection
+    headers: CallHeaders
+    record: RequestRecord | None
+    context: Context
+    deadline_s: float | None
+    _began_s: float  # of the message that is expected, by the clock of the event loop
+    _messages: MessageReader | None = None
+    _task: asyncio.Task[Any] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _state: CallState = OPEN
+    _size: int = 0
+    _counted: int = 0
+    _message_size: int = 0  # bytes received of the current message
 
     # --- messages ------------------------------------------------------------------------------------------------
 

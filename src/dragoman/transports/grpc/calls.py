@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -124,11 +125,15 @@ class GrpcCalls:
         error = error or self._admit(stream.connection, health=call_headers.health)
         if error is not None:
             return self._reject(stream, call_headers, error)
-        record = None
+        context, record, timeout_s = new_context(call_headers.request_id), None, call_headers.timeout_s
         if self._observation is not None:
-            record = self._observe(self._observation, call_headers, new_context(call_headers.request_id))
+            record = self._observe(self._observation, call_headers, context)
+            context = context if record is None else record.context
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         call_class = UnaryCall if isinstance(call_headers.handler, UnaryHandler) else StreamCall
-        call: GrpcCall = call_class(self, stream, call_headers, record)
+        call: GrpcCall = call_class(
+            self, stream, stream.connection, call_headers, record, context, deadline_s, self.loop.time()
+        )
         self._calls.add(call)
         if ended:
             call.receive(b"", 0, 0, True)

@@ -21,16 +21,13 @@ from dragoman.transports.grpc.call import (
     PREFIX_BYTES,
     SMALL,
     STARTED,
-    CallServer,
     GrpcCall,
     MessageReader,
     overload_error,
     prefix,
 )
-from dragoman.transports.grpc.call_headers import OK, RESPONSE_HEADERS, CallHeaders, ok
+from dragoman.transports.grpc.call_headers import OK, RESPONSE_HEADERS, ok
 from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, UnaryHandler, chunks_of
-from dragoman.transports.http2.stream import Http2Stream
-from dragoman.transports.observation import RequestRecord
 
 log = logging.getLogger("dragoman.grpc")
 
@@ -38,10 +35,9 @@ _unpack = prefix.unpack_from
 _pack = prefix.pack
 
 
-class UnaryCall(GrpcCall):
+class UnaryCall(GrpcCall, eq=False):
     """Starts once its message and the request are complete."""
 
-    __slots__ = ()
     times_each_message = False
 
     def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
@@ -156,25 +152,22 @@ class UnaryCall(GrpcCall):
         )
 
 
-class StreamCall(GrpcCall):
+class StreamCall(GrpcCall, eq=False):
     """The `Peer` of a handler. The client can send one window more than the handler has read.
 
     Its record is of the call that the last message has made.
     """
 
-    __slots__ = ("_current_size", "_ended", "_idle_since_s", "_reader", "_sent", "_writer")
+    _sent: int = 0
+    _ended: bool = False
+    _current_size: int = 0  # bytes of the message that is being handled
+    _idle_since_s: float = 0.0
+    _reader: asyncio.Future[None] | None = None
+    _writer: asyncio.Future[None] | None = None
 
-    def __init__(
-        self, server: CallServer, stream: Http2Stream, headers: CallHeaders, record: RequestRecord | None
-    ) -> None:
-        super().__init__(server, stream, headers, record)
-        self._sent = 0
-        self._ended = False
-        self._current_size = 0  # bytes of the message that is being handled
-        self._idle_since_s = server.loop.time()
-        self._reader: asyncio.Future[None] | None = None
-        self._writer: asyncio.Future[None] | None = None
-        handler = headers.handler
+    def __post_init__(self) -> None:
+        self._idle_since_s = self._began_s
+        handler = self.headers.handler
         assert isinstance(handler, StreamHandler)
         self.start_task(handler.talk(self))
 

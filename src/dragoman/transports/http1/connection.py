@@ -132,7 +132,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._context.counters.received += nbytes
         if self._stage is IDLE:
-            data = bytes(self._context.scratch[:nbytes])
+            data = self._context.scratch[:nbytes].tobytes()
             if self._respond_at_once(data):
                 return
             self._stage = BETWEEN

@@ -47,7 +47,9 @@ class BodyReceiver:
                     stream.handler.receive(data, at, stop, ended)
                 except Exception as error:
                     self._fail(stream, error)
-        skipped = min(end - stop, self.padding) if not left else 0
+        if left or not self.padding:
+            return stop
+        skipped = min(end - stop, self.padding)
         self.padding -= skipped
         return stop + skipped
 

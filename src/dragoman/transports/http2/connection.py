@@ -227,7 +227,8 @@ class Http2Connection:
                 accepted = stream
         except Http2StreamError as error:
             self.fail_stream(number, error)
-        body.stream, body.left, body.padding, body.ended = accepted, length - padding, max(0, padding - 1), ended
+        body.stream, body.left, body.ended = accepted, length - padding, ended
+        body.padding = padding - 1 if padding else 0
         return body.receive(data, at, end)
 
     def _check_late_data(self, number: int, length: int) -> None:
