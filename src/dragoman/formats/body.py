@@ -305,7 +305,7 @@ def _parse_tensor(one: _LiteralTensor, where: str, binary: Buffer, at: int, poli
         return tensor_from_json(where, kind, one.shape, one.data, policy, parameters), at
     if one.data is not msgspec.UNSET:
         raise InvalidInput(f"{where}: {_ONE_FIELD}")
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+    if type(size) is not int or size < 0:
         raise InvalidInput(f"{where}: 'binary_data_size' expects a number of bytes, got {size!r}")
     end = at + size
     if end > len(binary):

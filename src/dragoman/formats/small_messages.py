@@ -73,6 +73,7 @@ def _join_rows(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:
 
 # --- serializing -------------------------------------------------------------------------------------------------
 
+_NULL = ord("n")  # its first letter as a number: searching for bytes takes four times as long
 _MAX_CACHED = 512
 _TensorKey = tuple[str, str, tuple[int, ...]]  # name, datatype and shape of an output
 
@@ -97,7 +98,7 @@ def serialize_small_response(response: Inference, model: str, version: str, id_:
         if not head:
             return None
         text = fast_json.dumps(data.ravel())
-        if b"n" in text:  # null: NaN or an infinity
+        if _NULL in text:  # NaN or an infinity
             return None
         parts += (end, head, text)
         end = b"},"

@@ -149,19 +149,24 @@ def restore_unsigned(parameters: dict[str, Scalar]) -> None:
 
 def check_call(call: Infer, policy: Policy) -> None:
     """Raise InvalidInput for a reserved parameter of a request, or more inputs or outputs than `max_tensors`."""
-    for name in call.parameters:
-        if name.startswith(RESERVED):
-            raise InvalidInput(
-                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified. "
-                f"Only the following keys starting with 'triton_' are allowed: {WANTS_FINAL}; got {name!r:.64}"
-            )
-    if "headers" in call.parameters:  # of the model's view of a request, as in Triton and MLServer
-        raise InvalidInput("parameter 'headers' is reserved for the headers of the request, and cannot be sent")
+    if call.parameters:
+        _check_names(call.parameters)
     most = policy.max_tensors
     if len(call.inputs) > most:
         raise InvalidInput(f"'inputs': expected at most {most}, got {len(call.inputs)}")
     if len(call.outputs) > most:
         raise InvalidInput(f"'outputs': expected at most {most}, got {len(call.outputs)}")
+
+
+def _check_names(parameters: Parameters) -> None:
+    for name in parameters:
+        if name.startswith(RESERVED):
+            raise InvalidInput(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified. "
+                f"Only the following keys starting with 'triton_' are allowed: {WANTS_FINAL}; got {name!r:.64}"
+            )
+    if "headers" in parameters:  # of the model's view of a request, as in Triton and MLServer
+        raise InvalidInput("parameter 'headers' is reserved for the headers of the request, and cannot be sent")
 
 
 # Parameters of a load request beside those that override the configuration or files of the model.
