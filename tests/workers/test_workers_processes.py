@@ -188,6 +188,34 @@ async def test_short_calls_do_not_wait_behind_a_long_one(tmp_path: Path) -> None
         assert first_value(await long) not in pids
 
 
+async def _until_calls_are_short(pool: ProcessPool) -> None:
+    """Send calls until the time per call is known to be below a millisecond."""
+    end_s = time.monotonic() + 60
+    while not all(0 < worker.mean_s < 0.001 for worker in pool.workers()):
+        assert time.monotonic() < end_s, "calls take too long"
+        await asyncio.gather(*(call(pool, do="pid") for _ in pool.workers()))
+
+
+@pytest.mark.parametrize(("replicas", "held"), [(1, 8), (2, 2)])
+async def test_very_short_calls_wait_in_the_only_process(replicas: int, held: int, tmp_path: Path) -> None:
+    """If it dies, only the one that it computed fails."""
+    go = tmp_path / "go"
+    async with processes("Actions", replicas=replicas) as pool:
+        await _until_calls_are_short(pool)
+        fatal = []
+        for n in range(replicas):
+            begun = tmp_path / f"begun{n}"
+            fatal.append(asyncio.create_task(call(pool, do="hold", begun=begun, go=go, then="kill")))
+            await wait_until(begun.exists)
+        waiting = [asyncio.create_task(call(pool, do="pid")) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert [worker.calls for worker in pool.workers()] == [held] * replicas
+        go.touch()
+        results = await asyncio.gather(*fatal, return_exceptions=True)
+        assert [type(each) for each in results] == [WorkerLost] * replicas
+        assert len({first_value(each) for each in await asyncio.gather(*waiting)}) <= replicas
+
+
 async def test_calls_succeed_after_one_of_two_replicas_died(tmp_path: Path) -> None:
     async with processes("Actions", replicas=2) as pool:
         for _ in range(4):

@@ -226,16 +226,18 @@ def encode(
 
 
 def _join(kind: FrameKind, job: int, parts: list[Buffer], marked_lengths: list[int], stamps: Stamps) -> list[Buffer]:
-    lengths = [length & _LENGTH for length in marked_lengths]
     count = len(parts)
     table = struct.pack(f"<{count}Q", *marked_lengths) + _PADDING[-8 * count % _ALIGNMENT]
-    size = len(table) + sum(map(_pad_length, lengths))
-    buffers: list[Buffer] = [_HEADER.pack(kind, count, job, size, *stamps) + table]
-    for part, length in zip(parts, lengths, strict=True):
+    buffers: list[Buffer] = [table]
+    size = len(table)
+    for part, marked_length in zip(parts, marked_lengths, strict=True):
+        length = marked_length & _LENGTH
         if length:
             buffers.append(part)
-        if length % _ALIGNMENT:
-            buffers.append(_PADDING[-length % _ALIGNMENT])
+        if padding := -length % _ALIGNMENT:
+            buffers.append(_PADDING[padding])
+        size += length + padding
+    buffers[0] = _HEADER.pack(kind, count, job, size, *stamps) + table
     return [b"".join(buffers)] if size <= INLINE else buffers
 
 

@@ -35,6 +35,8 @@ log = logging.getLogger("dragoman.worker")
 
 # How often the metrics of a model are sent, if they have changed.
 _METRICS_INTERVAL_S = 1.0
+# Calls shorter than this share a turn of the event loop.
+_TURN_S = 0.001
 _MAX_SAMPLES = 10_000  # of the metrics of one model
 
 
@@ -324,12 +326,24 @@ class Worker:
         return reason
 
     def _start_waiting(self) -> None:
-        """Start the jobs that have arrived: all of them, or the first one if nothing is computed."""
+        """Start the jobs that have arrived: all of them, or the first one if nothing is computed.
+
+        Calls that are computed one at a time share a turn of the loop if they are short, because a turn takes longer.
+        """
+        began_s = time.monotonic()
         while self._waiting and not self._busy:
             job = self._waiting.popleft()
             if not self._concurrent:
                 self._busy = True
                 self._compute(job)
+                if not job.is_call:
+                    return
+                if time.monotonic() - began_s > _TURN_S and self._waiting:
+                    self._loop.call_soon(self._compute_next)
+                    return
+                self._busy = False
+                if self._waiting:
+                    self._channel.read()  # they may have been cancelled
             elif self._begin is not None and job.is_call and not job.cancelled:
                 self._begin_call(job, self._begin)
             else:
@@ -366,10 +380,6 @@ class Worker:
         # Send it before the next call can crash this process, or the model can write to the same array.
         self._finish(job, last, now=True)
         self._channel.flush_all()
-        if self._waiting:
-            self._loop.call_soon(self._compute_next)
-        else:
-            self._busy = False
 
     def _compute_next(self) -> None:
         self._busy = False
