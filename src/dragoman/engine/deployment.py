@@ -553,7 +553,7 @@ class Deployment:
         usage = GenerationUsage() if type(request.call) is Generate else None
         if request.times.arrived_s:  # as in `begin`
             request = structs.replace(request, times=CallTimes())
-        times = request.times
+        times, (name, version) = request.times, self._served_by
         try:
             if self.loads_on_demand and self.state != "READY":
                 request = await self.wait_until_loaded(request, start_s)
@@ -573,8 +573,9 @@ class Deployment:
                             error = chunk
                         if self._observes:
                             self._observe(chunk)
-                        times.first_chunk_s = times.first_chunk_s or monotonic()
-                        yield Response(chunk, self.spec.name, self.spec.version)
+                        if not times.first_chunk_s:
+                            times.first_chunk_s = monotonic()
+                        yield Response(chunk, name, version)
             finally:
                 self._leave()
         except BaseException as raised:

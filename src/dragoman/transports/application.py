@@ -27,6 +27,7 @@ from dragoman.core.calls import ModelCall, Response
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.core.foreign_code import is_interruption
 from dragoman.core.sizes import INLINE, THREAD
+from dragoman.core.text import Generation
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
     BackgroundCall,
@@ -494,29 +495,24 @@ class Application:
             if first is not None and not is_error and (whole := stream.format_whole(first)) is not None:
                 return whole
 
-            def format_chunk(response: Response[Any]) -> bytes:
-                answer = response.answer
-                return (
-                    stream.format_late_error(answer)
-                    if isinstance(answer, DragomanError)
-                    else stream.format_chunk(response)
-                )
-
-            chunk = await self.executor.format(format_chunk, first) if first is not None else b""
+            chunk = b"" if first is None else await self._format_chunk(stream, first)
             await writer.start(200, stream.headers)
             await writer.write(chunk)
             is_last = False
             while not is_last:
                 try:  # errors of the model and of the format end the stream, those of the writer the response
-                    response = await anext(responses, None)
-                    if response is None:
+                    try:
+                        response = await anext(responses)
+                    except StopAsyncIteration:
                         chunk, is_last = stream.format_last_chunk(), True
                         if stream.final_request is not None:
                             await self.engine.call(stream.final_request())
-                    elif weight(response.answer) <= INLINE:  # without a coroutine, which tokens do not need
-                        chunk = format_chunk(response)
                     else:
-                        chunk = await self.executor.format(format_chunk, response)
+                        answer = response.answer
+                        is_small = type(answer) is Generation or (
+                            not isinstance(answer, DragomanError) and weight(answer) <= INLINE
+                        )  # which needs no coroutine
+                        chunk = stream.format_chunk(response) if is_small else await self._format_chunk(stream, response)
                 except DragomanError as error:
                     chunk, is_last = stream.format_late_error(error), True
                 except BaseException as error:
@@ -527,6 +523,13 @@ class Application:
                 await writer.write(chunk)
             await writer.end(stream.end)
         return None
+
+    async def _format_chunk(self, stream: HttpStream[Any], response: Response[Any]) -> bytes:
+        """Return a chunk of any size, or the error of one."""
+        answer = response.answer
+        if isinstance(answer, DragomanError):
+            return stream.format_late_error(answer)
+        return await self.executor.format(stream.format_chunk, response)
 
     async def _send_error(
         self, protocol: HttpProtocol, writer: ResponseWriter, error: DragomanError | HttpError, context: Context

@@ -217,9 +217,11 @@ class Executor:
             return
         request.times.started_s = monotonic()
         try:
+            call, convert, signature = self._conversion(request)
             with closing(self._begin(request)) as results:
                 for result in results:
-                    yield self._chunk(result, request)
+                    is_error = isinstance(result, DragomanError)
+                    yield self._public_error(result, request) if is_error else convert(result, call, signature)
         except BaseException as error:
             if is_interruption(error):
                 raise
@@ -238,7 +240,8 @@ class Executor:
             current_call.set(request.times)
             request.times.started_s = monotonic()
             try:
-                return self._response(await self._begin(request), request)
+                call, convert, signature = self._conversion(request)
+                return convert(await self._begin(request), call, signature)
             except BaseException as error:
                 if is_interruption(error):
                     raise
@@ -263,9 +266,11 @@ class Executor:
             current_call.set(request.times)
             request.times.started_s = monotonic()
             try:
+                call, convert, signature = self._conversion(request)
                 async with aclosing(self._begin(request, stream_method)) as results:
                     async for result in results:
-                        yield self._chunk(result, request)
+                        is_error = isinstance(result, DragomanError)
+                        yield self._public_error(result, request) if is_error else convert(result, call, signature)
             except BaseException as error:
                 if is_interruption(error):
                     raise
@@ -305,19 +310,12 @@ class Executor:
             return structs.replace(argument, call=self._states.attach(argument.call))
         return argument
 
-    def _response(self, result: Any, request: Request[Any]) -> Any:
-        signature = self.loaded.signature
-        if self._unsized is not None and getattr(request.call, "config", None):
+    def _conversion(self, request: Request[Any]) -> tuple[Any, Callable[[Any, Any, Signature], Any], Signature]:
+        """Return the call, the function that converts its results, and the signature for that."""
+        call, signature = request.call, self.loaded.signature
+        if self._unsized is not None and getattr(call, "config", None):
             signature = self._unsized
-        return _METHODS[type(request.call)][1](result, request.call, signature)
-
-    def _chunk(self, result: Any, request: Request[Any]) -> Any:
-        """Return a chunk of a stream: a response, or the error of one, after which the stream goes on."""
-        return (
-            self._public_error(result, request)
-            if isinstance(result, DragomanError)
-            else self._response(result, request)
-        )
+        return call, _METHODS[type(call)][1], signature
 
     def _single(self, chunks: list[Any]) -> Any:
         if len(chunks) != 1:

@@ -98,19 +98,16 @@ class InlinePool:
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         if self.executor is None:
             raise unloading(self.spec)
-        count, interruptible = 0, _Interruptible(self)
+        count, call, interruptible = 0, request.call, _Interruptible(self)
         async with aclosing(self.executor.stream_async(request)) as chunks:
-            while self.executor is not None:
-                count += 1
-                if not count % _CHUNKS_PER_TURN:
-                    await asyncio.sleep(0)
-                try:
-                    with interruptible:
-                        chunk = await anext(chunks)
-                except StopAsyncIteration:
-                    return
-                yield copy_outputs(chunk, request.call)
-        raise unloading(self.spec)
+            with interruptible:
+                async for chunk in chunks:
+                    interruptible.leave()  # the reader of the stream must not be cancelled
+                    yield copy_outputs(chunk, call)
+                    interruptible.enter()
+                    count += 1
+                    if not count % _CHUNKS_PER_TURN:
+                        await asyncio.sleep(0)
 
     async def close(self) -> None:
         executor, self.executor = self.executor, None
@@ -129,19 +126,28 @@ class InlinePool:
 class _Interruptible:
     """Context in which `InlinePool.close` cancels the current task. A generator would take three times as long.
 
-    Raises NotReady if it was `close` that cancelled the task, as `asyncio.timeout` does.
+    It can be left for a while. Raises NotReady if it was `close` that cancelled the task, as `asyncio.timeout` does.
     """
 
     __slots__ = ("_pool", "_task")
 
     def __init__(self, pool: InlinePool) -> None:
-        self._pool = pool
-
-    def __enter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None, "a pool is called from a task"
+        self._pool = pool
         self._task = task
-        self._pool.running.add(task)
+
+    def __enter__(self) -> None:
+        self._pool.running.add(self._task)
+
+    def leave(self) -> None:
+        self._pool.running.discard(self._task)
+
+    def enter(self) -> None:
+        """Enter again. Raises NotReady if the pool was closed meanwhile."""
+        if self._pool.executor is None:
+            raise unloading(self._pool.spec)
+        self._pool.running.add(self._task)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         pool = self._pool

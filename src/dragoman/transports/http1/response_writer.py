@@ -244,7 +244,7 @@ class Http1ResponseWriter:
     def _chunk(self, part: Buffer, end: bytes) -> None:
         size = len(part)
         if self._is_chunked and size <= INLINE:
-            self._put(b"".join((b"%x\r\n" % size, part, end)))
+            self._put(b"%x\r\n%b%b" % (size, part, end))
         elif self._is_chunked:
             for buffer in (b"%x\r\n" % size, part, end):
                 self._put(buffer)
@@ -270,12 +270,15 @@ class Http1ResponseWriter:
             return
         self._counters.sent += size
         self._parts, self._parts_size = _NO_PARTS, 0
-        if self.is_disconnected or self._transport.is_closing():
+        transport = self._transport
+        if self.is_disconnected or transport.is_closing():
             return
-        if size <= INLINE:
-            self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        if len(parts) == 1:
+            transport.write(parts[0])
+        elif size <= INLINE:
+            transport.write(b"".join(parts))
         else:
-            self._transport.writelines(parts)
+            transport.writelines(parts)
 
     # --- flow control and disconnection -------------------------------------------------------------------------
 

@@ -201,6 +201,7 @@ class CompletionFormatter:
         value = options.get("stream_options", {})
         self._ends_with_usage = value.get("include_usage", False)
         self._always_usage = self._ends_with_usage and value.get("continuous_usage_stats", False)
+        self._more: dict[str, Any] = {"usage": None} if self._ends_with_usage else {}  # in each chunk
         self._usage = TokenUsage()
         self._envelope = Envelope.new("cmpl", "text_completion")
         self._infos: tuple[PromptInfo, ...] = ()
@@ -213,15 +214,13 @@ class CompletionFormatter:
         return json_response(self._envelope.around(response.model, choices, usage=self._usage.to_json()), 200, headers)
 
     def format_chunk(self, response: Response[Generation]) -> bytes:
-        self._model = response.model
-        chunks = []
+        self._model = model = response.model
+        chunks = b""
         for text in self._record(response.answer):
             if text.text or text.finish or ((self._logprobs or self._token_ids) and text.tokens):
-                more: dict[str, Any] = {"usage": None} if self._ends_with_usage else {}
-                if self._always_usage:
-                    more = {"usage": self._usage.to_json()}
-                chunks.append(self._envelope.event(response.model, self._choice(text, text.text), more))
-        return b"".join(chunks)
+                more = {"usage": self._usage.to_json()} if self._always_usage else self._more
+                chunks += self._envelope.event(model, self._choice(text, text.text), more)
+        return chunks
 
     def format_last_chunk(self) -> bytes:
         """Format the chunk after the last step: the usage, if it was requested."""
@@ -238,23 +237,24 @@ class CompletionFormatter:
 
     def _choice(self, text: Text, content: str) -> dict[str, Any]:
         index = text.prompt * self._n + text.choice
-        first = index not in self._offsets
-        prompt = self._prompt(text.prompt) if self._echo and first else ""
+        prompt, first = "", index not in self._offsets
         if first:
+            prompt = self._prompt(text.prompt) if self._echo else ""
             self._offsets[index] = Offsets(len(prompt))
         value: dict[str, Any] = {
             "index": index,
             "text": prompt + content,
             "logprobs": self._logprobs_of(text, content, prompt) if self._logprobs else None,
             "finish_reason": REASONS[text.finish],
-            **({"stop_reason": stop_reason(text)} if text.finish else {}),
         }
+        if text.finish:
+            value["stop_reason"] = stop_reason(text)
         if first and self._read and self._infos:
             value["prompt_logprobs"] = format_prompt_logprobs(self._infos[text.prompt].prefill)
         if self._token_ids:
             value |= format_token_ids(text.tokens)
-        if self._token_ids and first and self._infos:
-            value |= format_prompt_token_ids(self._infos[text.prompt])
+            if first and self._infos:
+                value |= format_prompt_token_ids(self._infos[text.prompt])
         return value
 
     def _logprobs_of(self, text: Text, content: str, prompt: str) -> dict[str, Any]:
