@@ -40,6 +40,7 @@ from dragoman.engine.statistics import read_statistics
 from dragoman.engine.version_routing import share_family
 from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import begin, complete, ensure_task
+from dragoman.system.threads import call_in_thread
 
 A = TypeVar("A")
 # Calls of a model that was never loaded: it may answer any.
@@ -461,7 +462,7 @@ class Engine:
             if time.monotonic() - began_s > _MEASURE_TURN_S:
                 await asyncio.sleep(0)
                 began_s = time.monotonic()
-        collector.add(counters.prometheus_families())
+        collector.add(await call_in_thread(counters.prometheus_families))
         collector.add(self._control.families())
         if self._loaded_models is not None:
             collector.add(self._loaded_models.families())
