@@ -509,10 +509,12 @@ class Application:
                             await self.engine.call(stream.final_request())
                     else:
                         answer = response.answer
-                        is_small = type(answer) is Generation or (
+                        if type(answer) is Generation or (
                             not isinstance(answer, DragomanError) and weight(answer) <= INLINE
-                        )  # which needs no coroutine
-                        chunk = stream.format_chunk(response) if is_small else await self._format_chunk(stream, response)
+                        ):  # without a coroutine
+                            chunk = stream.format_chunk(response)
+                        else:
+                            chunk = await self._format_chunk(stream, response)
                 except DragomanError as error:
                     chunk, is_last = stream.format_late_error(error), True
                 except BaseException as error:
