@@ -244,7 +244,7 @@ class Http1ResponseWriter:
     def _chunk(self, part: Buffer, end: bytes) -> None:
         size = len(part)
         if self._is_chunked and size <= INLINE:
-            self._put(b"%x\r\n%b%b" % (size, part, end))
+            self._put(b"".join((b"%x\r\n" % size, part, end)))
         elif self._is_chunked:
             for buffer in (b"%x\r\n" % size, part, end):
                 self._put(buffer)
