@@ -102,12 +102,39 @@ async def test_models(server: Server, capsys: pytest.CaptureFixture[str]) -> Non
     assert out[0].split() == ["model", "versions", "platform", "state", "inputs", "outputs"]
     rows = next(line for line in out if line.startswith("Rows "))
     assert "x FP32[-1,4]" in rows
-    assert "sum FP32[-1], label BYTES[-1]" in rows
+    assert rows.endswith("sum FP32[-1],")  # beside a model of more inputs than a line holds
+    assert out[out.index(rows) + 1].split() == ["label", "BYTES[-1]"]
     assert await run("models", f"grpc://{server.grpc_url}", "--json") == 0
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert found.keys() == {"Rows", "Echo", "Fails", "counter", "ReverseModel"}
     assert found["Rows"]["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
     assert found["Rows"]["ready"] is True
+
+
+class Many(dragoman.Model):
+    """Has more inputs than a line holds."""
+
+    placement = "inline"
+    inputs = tuple(TensorSpec(f"measurement_{i}", FP32, (-1, 1)) for i in range(12))
+    outputs = (TensorSpec("y", FP32, (-1,)), TensorSpec("label", FP32, (-1,)))
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return {spec.name: np.zeros(1, np.float32) for spec in self.outputs}
+
+
+async def test_models_with_many_inputs_have_several_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    async with Server(Many, Rows, http_port=0, grpc_port=-1) as server:
+        assert await run("models", server.http_url) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    many = [line for line in lines if "measurement_" in line]
+    assert len(many) > 4
+    assert [line.split()[0] for line in lines[:2]] == ["model", "Many"]
+    assert all(line.startswith(" ") for line in many[1:])
+    assert " ".join(line[many[0].index("measurement_") :].split("  ")[0] for line in many) == ", ".join(
+        f"measurement_{i} FP32[-1,1]" for i in range(12)
+    )
+    assert many[0].endswith("  y FP32[-1], label FP32[-1]")
 
 
 async def test_keys_come_from_a_file_or_a_variable(

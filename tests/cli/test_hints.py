@@ -70,6 +70,50 @@ async def test_a_model_of_another_name_is_told_what_there_is(
     assert "did you mean" not in capsys.readouterr().err  # the name is right
 
 
+class Gone(dragoman.Model):
+    """Cannot be loaded."""
+
+    placement = "inline"
+
+    def load(self) -> None:
+        raise RuntimeError("the weights are gone")
+
+    def infer(self, call: Infer) -> dict[str, np.ndarray]:
+        return {}
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_a_model_that_is_not_ready_has_the_reason_of_its_status(
+    is_open: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with Server(Gone, http_port=0, grpc_port=-1, control_open=is_open) as server:
+        assert await run("infer", server.http_url, "Gone", "1") == 2
+    error = capsys.readouterr().err
+    assert ("; its status: " in error) == ("the weights are gone" in error) == is_open
+
+
+async def test_a_model_that_does_not_respond_has_the_reason_of_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = {"name": "x", "datatype": "FP32", "shape": [-1]}
+    status = {"ready": True, "models": [{"name": n, "reason": f"{n} waits for workers"} for n in ("m", "n")]}
+    documents = {
+        "/v2/models/m": {"name": "m", "versions": [], "platform": "", "inputs": [spec], "outputs": []},
+        "/v2/repository/status": status,
+    }
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (request := await reader.readuntil(b"\r\n\r\n")) and (path := request.split()[1].decode()) in documents:
+            body = json.dumps(documents[path]).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        await reader.read()  # a request without a response
+        writer.close()
+
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        assert await run("infer", f"http://127.0.0.1:{port}", "m", "1", "--timeout-s", "1") == 2
+        listener.close_clients() if hasattr(listener, "close_clients") else None
+    assert capsys.readouterr().err == "dragoman: no response within 1 s; its status: m waits for workers\n"
+
+
 async def test_names_of_outputs(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run("infer", server.http_url, "Iris", "1,2,3,4", "--output", "lable") == 2
     assert "did you mean 'label'?" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import (
     CallerError,
+    DeadlineExceeded,
     DragomanError,
     Forbidden,
     InvalidInput,
@@ -30,6 +31,7 @@ from dragoman.core.errors import (
     Unauthorized,
 )
 from dragoman.core.options import suggestion
+from dragoman.core.worker_status import HIDDEN_REASON
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 _NOT_HTTP = "the response is not HTTP/1.1"
@@ -37,8 +39,9 @@ _MAX_NAMES = 5
 # What a client of HTTP/2 sends first, with an empty SETTINGS frame; a server answers with a frame of that type.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _HTTP2_SETTINGS = 4
+STATUS_PATH = "/v2/repository/status"
 # What needs the role `read` where it is served.
-_READ_PATHS = ("/v2/repository/status", "/metrics")
+_READ_PATHS = (STATUS_PATH, "/metrics")
 KEY_VARIABLES = ("DRAGOMAN_API_KEY", "DRAGOMAN_CONTROL_TOKEN")
 # What a command adds to a refusal: without a key, how to give one; without the role `read`, what reads.
 _KEY_HINT = f"; give it with --key-file or ${KEY_VARIABLES[0]}"
@@ -126,6 +129,26 @@ class ServerConnection:
         except ModelNotFound as error:
             names_models = "; there are " in error.message  # those that answer: the text APIs name them
             raise ModelNotFound(error.message + ("" if names_models else self.suggestion(model))) from None
+
+    @contextmanager
+    def explaining(self, model: str) -> Iterator[None]:
+        """Add the reason that the status of a model has to the error for one that does not respond or is not ready."""
+        try:
+            yield
+        except (DeadlineExceeded, NotReady) as error:
+            reason = self._status_reason(model)
+            says_so = reason in error.message or (reason == HIDDEN_REASON and isinstance(error, NotReady))
+            raise type(error)(error.message + ("" if says_so else f"; its status: {reason}")) from None
+
+    def _status_reason(self, model: str) -> str:
+        """Return why workers or versions of a model are not ready, as far as the server shows it; else ""."""
+        if not self.url.startswith("http"):
+            return ""
+        with suppress(DragomanError, ValueError, LookupError, TypeError, AttributeError):
+            with self.open(STATUS_PATH) as response:
+                models = [each for each in parse_json(response.read())["models"] if each["name"] == model]
+            return "; ".join(dict.fromkeys(str(each["reason"]) for each in models if each["reason"]))
+        return ""
 
     def suggestion(self, model: str) -> str:
         """Return `; did you mean ...` for a model that the server does not have, or its models; "" if it has it."""

@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.stream and arguments.format in ("csv", "npy"):
         raise InvalidInput(f"--stream: expected --format table or json, got {arguments.format}")
     connection = ServerConnection.of(arguments, arguments.url)
-    with connection.client() as client, connection.suggesting(arguments.model):
+    with connection.client() as client, connection.suggesting(arguments.model), connection.explaining(arguments.model):
         signature = client.metadata(arguments.model, arguments.version).signature
         about = ModelPage(connection, arguments.model, arguments.version)
         if not arguments.values and arguments.data is None and not arguments.example:

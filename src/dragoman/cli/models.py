@@ -2,8 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from dragoman.core.documents import parse_json
 from dragoman.core.errors import DragomanError, ModelNotFound, NotSupported
 from dragoman.core.signature import TensorSpec
 
+_COLUMNS = 100  # of the table, unless the name of a tensor is long
 _EPILOG = f"""\
 {KEY_HELP}
 examples:
@@ -47,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif not models:
         print("no models")
     else:
-        header = ("model", "versions", "platform", "state", "inputs", "outputs")
-        print("\n".join(table([header, *map(_row, models)])))
+        print("\n".join(table([*_rows(models)])))
     return 0 if all(model["ready"] for model in models) else 1
 
 
@@ -127,7 +128,38 @@ def _text(tensor: dict[str, Any]) -> str:
     return f"{tensor['datatype'] or 'any'}{shape}"
 
 
-def _row(model: dict[str, Any]) -> Sequence[str]:
-    sides = [", ".join(f"{t['name']} {_text(t)}" for t in model[side]) or "-" for side in ("inputs", "outputs")]
-    state = "ready" if model["ready"] else "not ready"
-    return model["name"], ",".join(model["versions"]) or "-", model["platform"] or "-", state, *sides
+def _rows(models: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    """Yield the rows of the table: several for a model whose inputs or outputs would make a long line."""
+    left = [("model", "versions", "platform", "state")]
+    yield (*left[0], "inputs", "outputs")
+    for model in models:
+        state = "ready" if model["ready"] else "not ready"
+        left.append((model["name"], ",".join(model["versions"]) or "-", model["platform"] or "-", state))
+    left_width = sum(2 + max(map(len, column)) for column in zip(*left, strict=True))
+    sides = [[[f"{t['name']} {_text(t)}" for t in model[side]] for model in models] for side in ("inputs", "outputs")]
+    (least, most), (least_output, most_output) = map(_widths, sides)
+    room = _COLUMNS - left_width - 2
+    width = min(most_output, max(least_output, room - most, min(room // 2, room - least)))
+    widths = [max(least, room - width), width]
+    for cells, *both in zip(left[1:], *sides, strict=True):
+        lines = [_wrapped(tensors, width) for tensors, width in zip(both, widths, strict=True)]
+        for number, pair in enumerate(zip_longest(*lines, fillvalue="")):
+            yield (*(cells if number == 0 else ("",) * len(cells)), *pair)
+
+
+def _widths(side: Sequence[Sequence[str]]) -> tuple[int, int]:
+    """Return the width of the longest tensor, and of the longest line of all tensors of a model."""
+    tensors = [1 + len(each) for tensors in side for each in tensors]
+    return max(tensors, default=1), max((len(", ".join(tensors)) for tensors in side), default=1)
+
+
+def _wrapped(tensors: Sequence[str], width: int) -> list[str]:
+    """Return tensors on lines of this width, a long one on a line of its own."""
+    lines: list[str] = []
+    for number, tensor in enumerate(tensors):
+        text = tensor + ("," if number < len(tensors) - 1 else "")
+        if lines and len(lines[-1]) + 1 + len(text) <= width:
+            lines[-1] += f" {text}"
+        else:
+            lines.append(text)
+    return lines or ["-"]

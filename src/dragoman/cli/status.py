@@ -7,12 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, ServerConnection, add_connection_arguments
+from dragoman.cli.connection import (
+    DEFAULT_URL,
+    KEY_HELP,
+    STATUS_PATH,
+    ServerConnection,
+    add_connection_arguments,
+)
 from dragoman.cli.terminal import colour_text, table
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import ModelNotFound, NotReady
 
-_PATH = "/v2/repository/status"
 _EPILOG = f"""\
 {KEY_HELP}\
 It has the role read. With --admin-port, URL is that of the admin port.
@@ -58,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _read_status(connection: ServerConnection) -> bytes:
     """Return the body of the server's response. Raises NotReady, which says why there is none."""
     try:
-        with connection.open(_PATH) as response:
+        with connection.open(STATUS_PATH) as response:
             return response.read()
     except ModelNotFound as error:
         raise NotReady(f"{error.message}; with an admin port, expected its URL") from error

@@ -2,6 +2,9 @@
 
 import msgspec
 
+# What clients see of a reason that only operators may see.
+HIDDEN_REASON = "in the log of the server; shown here with --control-open, a control token or API keys"
+
 
 class WorkerStatus(msgspec.Struct, frozen=True):
     """A worker process of a model, or one that is awaited.

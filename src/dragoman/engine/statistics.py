@@ -16,13 +16,13 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import InvalidInput, ModelNotFound
 from dragoman.core.scoring import Score
+from dragoman.core.worker_status import HIDDEN_REASON
 from dragoman.engine.counters import Executions
 from dragoman.engine.deployment import NOT_LOADED, Deployment
 from dragoman.engine.registry import ModelRegistry
 
 _INFERENCES = (Infer, DerivativeCall, Generate, Embed, Score)
 _PUBLIC_REASONS = ("", "loading", "unloaded", NOT_LOADED)
-_HIDDEN = "in the log of the server; shown here with --control-open, a control token or API keys"
 
 
 def read_statistics(registry: ModelRegistry, model: str, version: str) -> tuple[ModelStatistics, ...]:
@@ -80,4 +80,4 @@ def without_reasons(entry: IndexEntry) -> IndexEntry:
 
 
 def _hide(reason: str) -> str:
-    return reason if reason in _PUBLIC_REASONS else _HIDDEN
+    return reason if reason in _PUBLIC_REASONS else HIDDEN_REASON

@@ -31,8 +31,8 @@ def check_pickle(path: Path, spec: ModelSpec) -> None:
         missing = [each for each in runtime.packages if not is_installed(each)] if runtime is not None else []
         also = f"; it also needs {' and '.join(missing)}: {runtime.install(missing[0])}" if runtime and missing else ""
         raise ModelFailed(
-            f"'{path.name}' is not loaded: files of this kind can run code when loaded; start with --allow-pickle "
-            f"(DRAGOMAN_ALLOW_PICKLE=true) if you trust it{also}"
+            f"'{path.name}' can run code when it is loaded: start with --allow-pickle (DRAGOMAN_ALLOW_PICKLE=true) "
+            f"if you trust it{also}"
         )
 
 
