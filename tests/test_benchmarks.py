@@ -136,6 +136,20 @@ def test_codecs_are_measured_in_both_directions() -> None:
 
 
 @by_command
+def test_adapters_are_measured_beside_none() -> None:
+    rows = rows_of(run("adapters"))[2:]
+    assert [row[:2] for row in rows] == [["4", side] for side in ("none", "same", "own")]
+    assert all(float(row[2]) > 0 and float(row[3]) > 0 for row in rows)
+
+
+@by_command
+def test_the_prefix_cache_is_measured() -> None:
+    without, cached = rows_of(run("prefixes"))[2:]
+    assert without[:3] == ["20", "0", "0.0%"]
+    assert float(cached[2].rstrip("%")) > 50
+
+
+@by_command
 def test_umbridge_is_measured_against_the_umbridge_package() -> None:
     output = run("umbridge", "--seconds", "0.2", "--only", "gradient")
     rows = results("umbridge")["rows"]
