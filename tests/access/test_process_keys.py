@@ -11,7 +11,7 @@ from access.access_models import BODY, Doubler, KeyFile, Tripler, bearer
 from dragoman import Model
 from dragoman.core.calls import Generate
 from dragoman.core.text import Generation, Text
-from dragoman.system.threads import cores
+from dragoman.system.cpus import cores
 from rest.rest_server import Gate, RestServer, serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or cores() < 2, reason="one process per core of Linux")

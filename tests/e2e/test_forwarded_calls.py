@@ -28,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import dragoman
 from dragoman.core.errors import InvalidInput
 from dragoman.processes.server_processes import bind_all
-from dragoman.system.threads import cores
+from dragoman.system.cpus import cores
 from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, free_ports, running_server, started_server, wait_until
 
 pytestmark = pytest.mark.skipif(cores() < 2, reason="one process per core")

@@ -30,8 +30,8 @@ from dragoman.engine.on_demand import LoadLimits
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.version_routing import VersionRouting
 from dragoman.processes.model_copies import CopiedModels
+from dragoman.system.cpus import cores
 from dragoman.system.process import has_open_device
-from dragoman.system.threads import cores
 from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, started_server, wait_until
 from features.triton.repository import ADD_SUB, write_add_sub
 

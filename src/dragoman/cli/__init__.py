@@ -17,6 +17,7 @@ from dragoman.cli.synonyms import same_meaning
 from dragoman.cli.terminal import printable
 from dragoman.core.errors import DragomanError
 from dragoman.core.options import suggestion
+from dragoman.system.cpus import limit_default_threads
 
 # The commands of the server itself. Features and other packages add theirs as entry points of `dragoman.commands`.
 _COMMANDS = {
@@ -203,6 +204,7 @@ def _run(words: list[str]) -> int:
     if found is None:
         main_parser().parse_args(words)  # prints the help, or an error that suggests a command
         return 2
+    limit_default_threads()  # before a command loads such libraries
     name, command = found[0], importlib.import_module(found[1].module)
     words = words[len(name.split()) :]
     parser = CommandParser(prog=f"dragoman {name}", formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -20,8 +20,8 @@ from dragoman.processes.model_copies import CopiedModels
 from dragoman.processes.server_process import ProcessService, ServerProcess, process_metrics
 from dragoman.server_transports import Ports, ServerTransports, StoredResultCall, check_settings, configured_ports
 from dragoman.settings import Settings
+from dragoman.system.cpus import cores
 from dragoman.system.sockets import address_error, can_share_ports
-from dragoman.system.threads import cores
 from dragoman.transports.application import Application
 from dragoman.workers.supervisor import Supervisor
 

@@ -3,9 +3,7 @@
 import asyncio
 import ctypes
 import logging
-import os
 import queue
-import sys
 import threading
 import time
 import weakref
@@ -15,6 +13,8 @@ from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+from dragoman.system.cpus import thread_limit
 
 log = logging.getLogger("dragoman.worker")
 T = TypeVar("T")
@@ -319,26 +319,16 @@ def is_loading() -> bool:
 # --- threads of libraries --------------------------------------------------------------------------------
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def threads_per_replica(replicas: int) -> int:
-    """Return the number of threads for each of several replicas of a model: its share of the cores."""
-    return max(1, cores() // replicas)
-
-
 def limit_library_threads(replicas: int, *, of_thread: bool = False) -> None:
     """Limit linear algebra libraries of this process to one replica's share of the cores, if threadpoolctl is there.
 
     OpenMP counts by thread, so each thread that computes limits itself (`of_thread`); OpenBLAS has one limit for all.
     """
-    if replicas > 1:
+    if limit := thread_limit(replicas):
         try:
             from threadpoolctl import threadpool_limits  # scikit-learn installs it
 
-            threadpool_limits(limits=threads_per_replica(replicas), user_api="openmp" if of_thread else None)
+            threadpool_limits(limits=limit, user_api="openmp" if of_thread else None)
         except ImportError:
             pass
         except Exception:  # it asks each library for its version, which some do not tell

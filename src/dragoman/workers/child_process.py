@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dragoman.core.options import child_environment
 from dragoman.system import logs
+from dragoman.system.cpus import variables_of_threads
 from dragoman.system.files import TemporaryFolder
 from dragoman.system.parent_exit import signal_on_parent_exit
-from dragoman.system.threads import threads_per_replica
 from dragoman.workers.channel import socket_pair
 from dragoman.workers.shared_blocks import close_files, create_arena_files
 from dragoman.workers.supervisor import is_stopped
@@ -158,10 +158,7 @@ def _environment(replicas: int, device: str, *, runs_models: bool) -> dict[str, 
     environment = child_environment(runs_models=runs_models)
     if device:
         environment["CUDA_VISIBLE_DEVICES"] = device
-    if replicas > 1:  # by default each would start a thread for every core
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            environment.setdefault(name, str(threads_per_replica(replicas)))
-    return environment
+    return environment | variables_of_threads(environment, replicas)
 
 
 async def _wait_for_exit(process: subprocess.Popen[bytes], closed: asyncio.Event) -> None:

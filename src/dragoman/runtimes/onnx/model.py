@@ -24,6 +24,7 @@ from dragoman.runtimes.class_names import names_in_metadata
 from dragoman.runtimes.files import model_path
 from dragoman.runtimes.onnx import RUNTIME
 from dragoman.runtimes.onnx.graph import class_names, shaped_names, without_zip_maps
+from dragoman.system.cpus import thread_limit
 
 log = logging.getLogger("dragoman.model")
 
@@ -194,6 +195,7 @@ def _session_options(ort: Any, parameters: Mapping[str, Any], path: Path) -> Any
         if level not in known:
             raise ModelFailed(f"parameter 'graph_optimization_level': expected one of {', '.join(known)}, got {level}")
         options.graph_optimization_level = known[level]
+    options.intra_op_num_threads = thread_limit() or 0  # 0: by the affinity
     for name, attribute in (
         ("intra_op_thread_count", "intra_op_num_threads"),
         ("inter_op_thread_count", "inter_op_num_threads"),
