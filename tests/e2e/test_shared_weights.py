@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, save_model
 from sklearn.decomposition import PCA
 
-from dragoman.system.threads import cores
+from dragoman.system.cpus import cores
 from e2e.server_process import running_server, started_server, wait_until
 
 pytestmark = [

@@ -23,7 +23,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.runtimes.onnx.graph import without_zip_maps
 from dragoman.runtimes.onnx.model import OnnxModel
 from dragoman.runtimes.recognise import recognise
-from dragoman.system.threads import cores
+from dragoman.system.cpus import cores
 
 
 def _load(path: Path) -> OnnxModel:

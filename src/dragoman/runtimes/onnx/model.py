@@ -183,6 +183,7 @@ def _computes_little(path: Path) -> bool:
 def _session_options(ort: Any, parameters: Mapping[str, Any], path: Path) -> Any:
     """Return the options of a session in the parameters, by Triton's names of them. Raises ModelFailed."""
     options = ort.SessionOptions()
+    options.intra_op_num_threads = thread_limit() or 0  # 0: by the affinity
     if _computes_little(path):
         options.intra_op_num_threads = 1
         options.enable_cpu_mem_arena = False
@@ -195,7 +196,6 @@ def _session_options(ort: Any, parameters: Mapping[str, Any], path: Path) -> Any
         if level not in known:
             raise ModelFailed(f"parameter 'graph_optimization_level': expected one of {', '.join(known)}, got {level}")
         options.graph_optimization_level = known[level]
-    options.intra_op_num_threads = thread_limit() or 0  # 0: by the affinity
     for name, attribute in (
         ("intra_op_thread_count", "intra_op_num_threads"),
         ("inter_op_thread_count", "inter_op_num_threads"),
