@@ -81,8 +81,9 @@ def parse_infer_request(http: HttpRequest, policy: Policy) -> tuple[Request[Infe
             raise InvalidInput(f"{error.message}; {hint}") from error
         raise
     metadata = policy.forwarded_headers(http.headers) if policy.forward_headers else {}
-    call, options = Infer(body.inputs), _JSON_OUTPUTS
-    if body.parameters or body.outputs:
+    if not (body.parameters or body.outputs):
+        call, options = Infer(body.inputs), _JSON_OUTPUTS
+    else:
         binary = body.parameters.pop("binary_data_output", False) if body.parameters else False
         options = _parse_outputs(binary, body.outputs, policy)
         call = Infer(body.inputs, options.names, body.parameters, content_types=options.content_types)
