@@ -1,4 +1,7 @@
-"""Count the functions of Dragoman on the warm path of a request: how much a newcomer has to read to follow one.
+"""Count the functions of Dragoman on the warm path of a request, and the bytecode instructions that they run.
+
+The first says how much a newcomer has to read to follow a request. The second says what a change of Python code saves,
+on a machine with any load: an instruction takes 4 to 9 ns.
 
 Run `python -m benchmarks.path_functions`; `--list` prints them in the order of their first call. Each request is sent
 twenty times before it is followed, three times: the fewest count, because a client may send a ping meanwhile. A
@@ -15,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 import dragoman
 
@@ -51,31 +54,43 @@ class Second(First):
 
 
 class Followed:
-    """The functions that were called, in the order of their first call, and the threads that called them."""
+    """The functions that were called, with the instructions that each ran, in the order of their first call; and the
+    threads that called them."""
 
     def __init__(self) -> None:
-        self.functions: dict[CodeType, None] = {}
+        self.functions: dict[CodeType, int] = {}
         self.threads: set[int] = set()
 
-    def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> Self | None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(_OURS)) and code.co_name[0] != "<":
-            self.functions.setdefault(code)
+        if event == "opcode":
+            self.functions[code] += 1
+        elif event == "call":
+            if not code.co_filename.startswith(str(_OURS)) or code.co_name[0] == "<":
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            self.functions.setdefault(code, 0)
             self.threads.add(threading.get_ident())
+        return self
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow this thread, in which the event loop runs, and threads that start."""
-        threading.setprofile(self)  # those that start from now on; Python 3.11 cannot follow others
-        sys.setprofile(self)
+        before = sys.gettrace()
+        threading.settrace(self)  # those that start from now on; Python 3.11 cannot follow others
+        sys.settrace(self)
         try:
             yield
         finally:
-            sys.setprofile(None)
-            threading.setprofile(None)
+            sys.settrace(before)
+            threading.settrace(before)
 
-    def names(self) -> list[str]:
-        return [f"{Path(c.co_filename).relative_to(_OURS).with_suffix('')}:{c.co_qualname}" for c in self.functions]
+    def lines(self) -> list[str]:
+        """Return a line for each function: its instructions and its name."""
+        return [
+            f"{count:5} {Path(code.co_filename).relative_to(_OURS).with_suffix('')}:{code.co_qualname}"
+            for code, count in self.functions.items()
+        ]
 
 
 async def _rest(port: int, model: str) -> Callable[[], Awaitable[None]]:
@@ -132,7 +147,7 @@ async def count() -> dict[str, Followed]:
                 for followed in attempts:
                     with followed.watching():
                         await send()
-                found[name] = min(attempts, key=lambda attempt: len(attempt.functions))
+                found[name] = min(attempts, key=lambda attempt: sum(attempt.functions.values()))
             return found
 
 
@@ -141,9 +156,11 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the functions, too")
     arguments = parser.parse_args()
     for name, followed in asyncio.run(count()).items():
-        print(f"{name}: {len(followed.functions)} functions, {len(followed.threads)} thread(s); aim {LIMITS[name]}")
+        functions, instructions = len(followed.functions), sum(followed.functions.values())
+        threads = f"{len(followed.threads)} thread(s)"
+        print(f"{name}: {functions} functions, aim {LIMITS[name]}; {instructions} instructions, {threads}")
         if arguments.list:
-            print(*(f"  {each}" for each in followed.names()), sep="\n")
+            print(*followed.lines(), sep="\n")
 
 
 if __name__ == "__main__":
