@@ -166,9 +166,15 @@ def expand(words: Sequence[str]) -> list[str]:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the process is stopped; return the exit status."""
     gc.disable()  # until the server has started: all that is imported stays
+    import dragoman.runtimes.python.model
+    import dragoman.workers.worker  # noqa: F401 - both for the spare process; the server itself is imported later
+    from dragoman.workers.spare_process import fork_spare, release_spare
+
+    fork_spare()
     try:
         return _serve(arguments)
     finally:
+        release_spare()
         gc.enable()
 
 

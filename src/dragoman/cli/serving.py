@@ -23,6 +23,7 @@ from dragoman.system import logs, process
 from dragoman.system.threads import is_loading
 from dragoman.workers.local import GRACE_S
 from dragoman.workers.pool import Pool
+from dragoman.workers.spare_process import release_spare
 
 Report = Callable[[Server, float], None]  # with the seconds that the start took
 
@@ -67,6 +68,7 @@ def _serve(paths: Sequence[str], flags: Mapping[str, Any], table: Report) -> int
     async def describe(server: Server) -> None:
         nonlocal failed
         await progress(server)
+        release_spare()
         report = table if server.settings.log_format == "text" else startup_line
         report(server, time.monotonic() - began_s)
         if has_failed(server):

@@ -362,12 +362,14 @@ def collector_headers() -> str:
     return next(filter(None, ({**os.environ, **_forgotten}.get(name) for name in _COLLECTOR_HEADERS)), "")
 
 
-def forget_secrets() -> None:
+def forget_secrets(*, runs_models: bool = False) -> None:
     """Remove the server's secrets from this process's environment, once they have been read, and from what the kernel
-    shows of it."""
+    shows of it. A process that only runs models does not keep the headers for a collector of traces either."""
     overwrite_variables({*_VARIABLES, *_COLLECTOR_HEADERS})
     for name in _VARIABLES:
         os.environ.pop(name, None)
     for name in _COLLECTOR_HEADERS:
         if name in os.environ:
-            _forgotten[name] = os.environ.pop(name)
+            value = os.environ.pop(name)
+            if not runs_models:
+                _forgotten[name] = value

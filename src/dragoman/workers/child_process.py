@@ -16,6 +16,7 @@ from dragoman.system.files import TemporaryFolder
 from dragoman.system.parent_exit import signal_on_parent_exit
 from dragoman.workers.channel import socket_pair
 from dragoman.workers.shared_blocks import close_files, create_arena_files
+from dragoman.workers.spare_process import WORKER, StartedProcess, take_spare
 from dragoman.workers.supervisor import is_stopped
 
 # How long data that a process has sent may take to arrive after its exit.
@@ -60,7 +61,9 @@ class ChildProcess:
             with theirs:
                 path = None if folder is None else folder.name
                 environment = _environment(replicas, device, runs_models=runs_models)
-                self._process = spawn(theirs.fileno(), environment, self.memory or (), module, path)
+                descriptors, is_plain = self.memory or (), path is None and not device and replicas <= 1
+                spare = take_spare(theirs.fileno(), environment, descriptors) if module == WORKER and is_plain else None
+                self._process: StartedProcess = spare or spawn(theirs.fileno(), environment, descriptors, module, path)
         except OSError:
             self.socket.close()
             close_files(self.memory or ())
@@ -81,7 +84,7 @@ class ChildProcess:
 
     @property
     def exit_reason(self) -> str:
-        return describe_exit(self._process.returncode)
+        return describe_exit(self._process.returncode or 0)
 
     def is_stopped(self) -> bool:
         return is_stopped(self.pid)
@@ -122,7 +125,7 @@ def spawn(
     fd: int,
     environment: Mapping[str, str],
     memory: Sequence[int] = (),
-    module: str = "dragoman.workers.process_group",
+    module: str = WORKER,
     folder: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that runs `main` of a module, with its end of a socket and shared memory. Raises OSError.
@@ -143,7 +146,7 @@ def spawn(
     )
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: StartedProcess) -> None:
     """Kill a process and its descendants, unless it was reaped: its process id may have been reused."""
     if process.returncode is None:
         _kill_group(process.pid)
@@ -161,7 +164,7 @@ def _environment(replicas: int, device: str, *, runs_models: bool) -> dict[str, 
     return environment | variables_of_threads(environment, replicas)
 
 
-async def _wait_for_exit(process: subprocess.Popen[bytes], closed: asyncio.Event) -> None:
+async def _wait_for_exit(process: StartedProcess, closed: asyncio.Event) -> None:
     """Wait until a process has exited; kill and reap its descendants. `closed` is set when its socket is closed."""
     fd = _pidfd(process.pid)
     if fd is None:  # only the socket shows its exit
@@ -183,7 +186,7 @@ async def _wait_for_exit(process: subprocess.Popen[bytes], closed: asyncio.Event
         await asyncio.sleep(0.02)
 
 
-def _has_exited(process: subprocess.Popen[bytes]) -> bool:
+def _has_exited(process: StartedProcess) -> bool:
     """Return whether a process has exited. On Linux it is not reaped, so that its id remains that of its group."""
     if sys.platform == "linux" and process.returncode is None:
         with contextlib.suppress(ChildProcessError):  # it was reaped elsewhere

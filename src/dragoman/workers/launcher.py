@@ -9,6 +9,7 @@ from dragoman.system.files import TemporaryFolder
 from dragoman.system.process import explain_temporary_folder
 from dragoman.workers.child_process import ChildProcess
 from dragoman.workers.pool import load_error
+from dragoman.workers.spare_process import WORKER
 
 
 class WorkerProcess(Protocol):
@@ -85,7 +86,7 @@ class LocalLauncher:
         folder = self._make_folder() if self._spec.working_directory == "own" else None
         try:
             device = self._free_device()
-            process = ChildProcess("dragoman.workers.process_group", self._spec.replicas, folder, device=device)
+            process = ChildProcess(WORKER, self._spec.replicas, folder, device=device)
         except OSError as error:
             if folder is not None:
                 folder.cleanup()
