@@ -9,7 +9,7 @@ that writes into its arguments, or returns the same array twice, changes no othe
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ Ability = Literal["evaluate", "gradient", "apply_jacobian", "apply_hessian"]
 ABILITIES: tuple[Ability, ...] = ("evaluate", "gradient", "apply_jacobian", "apply_hessian")
 
 T = TypeVar("T")
+
+_FLOAT64 = np.dtype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,8 @@ def _with_copies(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def call_with_copies(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Call a function with copies of all vectors and configs; return a copy of its result."""
-    return _copy(function(*map(_copy, arguments), **{name: _copy(value) for name, value in options.items()}))
+    copies = {name: _copy(value) for name, value in options.items()} if options else {}
+    return _copy(function(*map(_copy, arguments), **copies))
 
 
 def _copy(value: Any) -> Any:
@@ -197,6 +200,8 @@ def as_vectors(result: Any, sizes: Sequence[int]) -> tuple[Vector, ...]:
     A tuple has one item per output, and so has a list or a matrix whose items are vectors. Anything else is the only
     output: an array of one axis, a list of numbers, or one number.
     """
+    if len(sizes) == 1 and _is_vector_of(result, sizes[0]):  # the usual case
+        return (result,)
     outputs = split_outputs(result)
     if len(outputs) != len(sizes):
         raise InvalidOutput(f"expected {len(sizes)} output vectors, got {len(outputs)}")
@@ -208,7 +213,7 @@ def as_vector(result: Any, size: int, name: str) -> Vector:
     message of InvalidOutput. An `Estimate` is its value."""
     if isinstance(result, Estimate):
         result = result.value
-    if type(result) is np.ndarray and result.dtype == np.float64 and result.shape == (size,):  # the usual case
+    if _is_vector_of(result, size):
         return result
     vector = number_array(result, name)
     if vector.ndim == 0:
@@ -218,6 +223,10 @@ def as_vector(result: Any, size: int, name: str) -> Vector:
     if len(vector) != size:
         raise InvalidOutput(f"{name}: expected {size} numbers, got {len(vector)}")
     return vector
+
+
+def _is_vector_of(result: Any, size: int) -> TypeGuard[Vector]:
+    return type(result) is np.ndarray and result.shape == (size,) and result.dtype == _FLOAT64
 
 
 def as_matrices(result: Any, rows: int, sizes: Sequence[int]) -> list[Vector]:

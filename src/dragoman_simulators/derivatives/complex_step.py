@@ -13,7 +13,6 @@ from dragoman_simulators.derivatives.derived import (
     check_evaluations,
     component_scales,
     max_step,
-    unit_vectors,
 )
 from dragoman_simulators.derivatives.finite_differences import (
     check_gradient_estimate,
@@ -55,6 +54,7 @@ _REJECTED_METHODS = (
 # Predicates that do not influence derivatives; their boolean results are returned.
 _PREDICATES = frozenset(("isfinite", "isnan", "isinf"))
 _POWERS = frozenset(("power", "float_power"))
+_COMPLEX = np.dtype(np.complex128)
 
 
 def _reject(name: str) -> Any:
@@ -81,14 +81,17 @@ class AnalyticArray(np.ndarray[Any, np.dtype[np.complex128]]):
         name = ufunc.__name__
         if name in _REJECTED_UFUNCS:
             _reject(f"np.{name}")
+        operands = [each.view(np.ndarray) if isinstance(each, AnalyticArray) else each for each in inputs]
         if options.get("out") is not None:
             options["out"] = tuple(map(_as_ndarray, options["out"]))
-        if name in _POWERS and method == "__call__" and not options and (power := _real_power(*inputs)) is not None:
+        if name in _POWERS and method == "__call__" and not options and (power := _real_power(*operands)) is not None:
             return as_analytic(power)
         try:
-            result = getattr(ufunc, method)(*map(_as_ndarray, inputs), **options)
+            result = getattr(ufunc, method)(*operands, **options)
         except TypeError as error:
             raise NotAnalyticError(f"it uses {name}, which takes no complex numbers: {error}") from error
+        if type(result) is np.ndarray and result.dtype is _COMPLEX:  # the usual case
+            return result.view(AnalyticArray)
         if name in _PREDICATES or result is None:
             return result
         return (
@@ -134,7 +137,7 @@ def _real_power(base: Any, exponent: Any) -> Any:
 
     NumPy computes powers of 100 and more by complex logarithms, whose rounding errors are far above a complex step.
     """
-    z, n = np.asarray(_as_ndarray(base)), np.asarray(_as_ndarray(exponent))
+    z, n = np.asarray(base), np.asarray(exponent)
     if z.dtype.kind != "c" or n.dtype.kind not in "iuf":
         return None
     n = n.astype(np.float64)
@@ -187,8 +190,14 @@ class ComplexStep(CostlyDerivatives):
         size = len(inputs[input])
         self.check_cost("gradient", size, len(sens))
         if not self.vectorised:
-            columns = (self.apply_jacobian(output, input, inputs, unit, config) for unit in unit_vectors(size))
-            return np.array([sens @ column for column in columns])
+            evaluate, x = self._outputs(config), inputs[input]
+            result = np.empty(size)
+            for i, step in enumerate(np.maximum(_STEP * component_scales(x), _MIN_STEP)):
+                moved = x.astype(np.complex128)
+                moved[i] += 1j * step
+                column = select_output(evaluate(replace_item(inputs, input, moved.view(AnalyticArray))), output)
+                result[i] = sens.dot(column.imag / step)
+            return result
         step = max(1, _MAX_ELEMENTS // (size or 1))
         ranges = (range(start, min(start + step, size)) for start in range(0, size, step))
         results = [self._columns(inputs, output, input, elements, config) @ sens for elements in ranges]
@@ -235,12 +244,19 @@ class ComplexStep(CostlyDerivatives):
 
     def directional_derivatives(self, inputs: Vectors, index: int, vec: Vector, config: Config) -> tuple[Vector, ...]:
         """Return the derivatives of all outputs by one input along `vec`."""
-        function = self._function
-        results = _complex_derivatives(lambda *x: function.evaluate(x, config), inputs, index, vec, function.name)
-        sizes = self.output_sizes(config)
-        if tuple(map(len, results)) != tuple(sizes):
-            raise InvalidOutput(f"expected output vectors of {list(sizes)} numbers, got {[*map(len, results)]}")
-        return results
+        return _complex_derivatives(self._outputs(config), inputs, index, vec)
+
+    def _outputs(self, config: Config) -> Callable[[Vectors], tuple[Any, ...]]:
+        """Return the function of complex vectors, whose outputs have the sizes for the config."""
+        function, sizes = self._function, tuple(self.output_sizes(config))
+
+        def outputs(inputs: Vectors) -> tuple[Any, ...]:
+            results = _complex_outputs(lambda: function.evaluate(inputs, config), function.name)
+            if tuple(map(len, results)) != sizes:
+                raise InvalidOutput(f"expected output vectors of {list(sizes)} numbers, got {[*map(len, results)]}")
+            return results
+
+        return outputs
 
     def _columns(self, inputs: Vectors, output: int, index: int, elements: range, config: Config) -> Vector:
         """Return the derivatives of an output by some elements of an input, one row each, from one evaluation."""
@@ -268,9 +284,13 @@ class ComplexStepHessian(GradientHessian):
 
     def __init__(self, function: UserFunction) -> None:
         name = f"gradient of {function.name}"
-        super().__init__(
-            function, lambda f, arguments, i, vec: _complex_derivatives(f, arguments, i, vec, name)[0], NAME
-        )
+
+        def derivative(gradient: Callable[..., Any], arguments: Vectors, index: int, vec: Vector) -> Vector:
+            return _complex_derivatives(
+                lambda inputs: _complex_outputs(lambda: gradient(*inputs), name), arguments, index, vec
+            )[0]
+
+        super().__init__(function, derivative, NAME)
         self._function, self._name_of_gradient = function, name
 
     def check(self, config: Config) -> None:
@@ -310,20 +330,27 @@ def _check_analytic(
 
 
 def _complex_derivatives(
-    function: Callable[..., Any], arguments: Vectors, index: int, vec: Vector, name: str
+    outputs: Callable[[Vectors], tuple[Any, ...]], arguments: Vectors, index: int, vec: Vector
 ) -> tuple[Vector, ...]:
     """Return the derivatives of every output along `vec` in one argument, as vectors."""
     step = max(_STEP * max_step(component_scales(arguments[index]), vec), _MIN_STEP)
     moved = as_analytic(arguments[index] + 1j * (step * vec))
+    return tuple(np.imag(each) / step for each in outputs(replace_item(arguments, index, moved)))
+
+
+def _complex_outputs(evaluate: Callable[[], Any], name: str) -> tuple[Any, ...]:
+    """Return the outputs of a function of `AnalyticArray`s as vectors of NumPy."""
     try:
-        result = function(*replace_item(arguments, index, moved))
+        result = evaluate()
     except NotAnalyticError as error:
         raise _not_applicable(name, str(error)) from error
     except DragomanError:
         raise
     except Exception as error:  # compiled libraries raise errors of every kind for complex numbers
         raise _not_applicable(name, f"with complex numbers it raises {type(error).__name__}: {error}") from error
-    return tuple(np.atleast_1d(np.imag(_number_array(each))) / step for each in split_outputs(result))
+    if type(result) is AnalyticArray and result.ndim == 1:  # the usual case
+        return (result.view(np.ndarray),)
+    return tuple(array if array.ndim else array.reshape(1) for array in map(_number_array, split_outputs(result)))
 
 
 def _not_applicable(name: str, reason: str) -> ModelFailed:

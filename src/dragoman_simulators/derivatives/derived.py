@@ -237,6 +237,8 @@ SMALL_FRACTION = 1e-3
 def component_scales(x: Vector) -> Vector:
     """Return the magnitude of each component; for a zero, 1e-3 of the largest magnitude, or 1 if all are zero."""
     magnitudes = np.abs(x)
+    if np.count_nonzero(magnitudes) == len(x):
+        return magnitudes
     largest = float(np.max(magnitudes, initial=0.0))
     return np.where(magnitudes > 0, magnitudes, SMALL_FRACTION * largest if largest > 0 else 1.0)
 
@@ -252,6 +254,8 @@ def raised_scales(x: Vector) -> Vector:
 
 def max_step(scales: Vector, vec: Vector) -> float:
     """Return the largest t for which `t * vec` moves no component by more than its scale; 0 for a zero vector."""
+    if len(vec) and np.count_nonzero(vec) == len(vec):
+        return float((scales / np.abs(vec)).min())
     moved = vec != 0
     return float(np.min(scales[moved] / np.abs(vec[moved]), initial=np.inf)) if moved.any() else 0.0
 
@@ -271,6 +275,10 @@ def reach(x: Vector, direction: Vector) -> float:
 
 def split_by_scale(x: Vector, vec: Vector) -> list[Vector]:
     """Split `vec` into summands, each of which moves components that can share a step; zeros of x are separate."""
+    if len(x) and np.count_nonzero(x) == np.count_nonzero(vec) == len(x):
+        steps = np.abs(x) / np.abs(vec)
+        if steps.max() <= _MAX_RATIO * steps.min():
+            return [vec]
     magnitudes = np.abs(vec)
     moved = magnitudes > 0
     if not moved.any():

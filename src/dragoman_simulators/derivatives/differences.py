@@ -29,6 +29,7 @@ _EPS_SINGLE = float(np.finfo(np.float32).eps)
 # Rounding errors of a function's value, in units in the last place of its precision: a bound for most functions, and
 # the standard deviation where only the result is rounded.
 _ROUNDING, _LEAST_ROUNDING = 8.0, 0.3
+ROUNDING_ERROR = _ROUNDING * EPS  # of a value in double precision, relative to it
 # Values of single precision with at most this number of significant bits, such as 0.5, may be exact in any precision.
 _SHORT_BITS = 16
 
@@ -77,6 +78,19 @@ def _is_long_single(value: Vector) -> Mask:
         mantissa = np.frexp(value)[0] * 2.0**_SHORT_BITS
     is_long, single = mantissa != np.floor(mantissa), _is_single(value)
     return np.asarray(single & (is_long | bool(single.all() and is_long.any())))
+
+
+def evaluate_or_nan(values: Values, x: Vector, size: int) -> Vector:
+    """Return a copy of the function's value, which the function may return again; NaN if it cannot be evaluated."""
+    try:
+        return np.array(values(x))
+    except _EVALUATION_ERRORS:
+        return np.full(size, np.nan)
+
+
+def has_single_precision(value: Vector) -> bool:
+    """Return whether an element of a finite value has been rounded to single precision; within `np.errstate`."""
+    return bool(np.count_nonzero(value.astype(np.float32) == value)) and bool(_is_long_single(value).any())
 
 
 def _is_single(value: Vector) -> Mask:
@@ -211,11 +225,8 @@ class PointFunction:
 
     def _at(self, direction: Vector, t: float) -> Vector:
         """Return the function's value at a displacement; NaN if it cannot be evaluated there."""
-        try:
-            with np.errstate(all="ignore"):
-                value = np.array(self._values(self.x + t * direction))
-        except _EVALUATION_ERRORS:
-            return np.full(len(self._value), np.nan)
+        with np.errstate(all="ignore"):
+            value = evaluate_or_nan(self._values, self.x + t * direction, len(self._value))
         if self._single.any() and not _is_single(value)[self._single].all():  # the value at x was one by chance
             self._single &= _is_single(value)
             self._set_precision()

@@ -49,6 +49,8 @@ class VectorCallable:
         Raises InvalidInput naming a config entry that it has no parameter for, or that has another type than the
         parameter's default.
         """
+        if not (arguments or config or self.takes_config):
+            return call_with_copies(self.function, *inputs)
         used = {name: value for name, value in arguments.items() if name in self.derivative_arguments}
         return call_with_copies(self.function, *inputs, **self._keywords(config), **used)
 

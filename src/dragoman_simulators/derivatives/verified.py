@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
-from dragoman.core.vector_binding import config_key
+from dragoman.core.vector_binding import config_key, is_finite
 from dragoman.core.vectors import (
     Ability,
     Config,
@@ -268,7 +268,7 @@ class VerifiedDerivatives(DerivedFunction):
 
     def _check_numbers(self, ability: Ability, result: Vector) -> None:
         """Raise InvalidOutput if a derivative is NaN although the function's value is finite."""
-        if np.isnan(result).any():
+        if not is_finite(result) and np.isnan(result).any():
             raise InvalidOutput(
                 f"{_VERBS[ability]} of '{self._verification.name}' by {self._source(ability)}: element "
                 f"{int(np.argmax(np.isnan(result)))} is nan where the function is finite; the usual cause is an "
@@ -277,9 +277,10 @@ class VerifiedDerivatives(DerivedFunction):
             )
 
     def _outputs_by(self, output: int, index: int, inputs: Vectors, config: Config) -> Callable[[Vector], Vector]:
+        evaluate, sizes = self.base.evaluate, self.output_sizes(config)
+
         def values(x: Vector) -> Vector:
-            moved = replace_item(inputs, index, x)
-            return as_vectors(self.base.evaluate(moved, config), self.output_sizes(config))[output]
+            return as_vectors(evaluate(replace_item(inputs, index, x), config), sizes)[output]
 
         return values
 
@@ -374,10 +375,14 @@ class _ConfirmedZeros:
         self._masks: OrderedDict[Hashable, Mask] = OrderedDict()
 
     def has_new(self, key: Hashable, result: Vector) -> bool:
+        if 0 < len(result) == np.count_nonzero(result):
+            return False
         zero, known = result == 0, self._masks.get(key)
-        return bool(zero.all() or (zero.any() and (known is None or (zero & ~known).any())))
+        return bool(zero.all() or known is None or (zero & ~known).any())
 
     def confirm(self, key: Hashable, result: Vector) -> None:
+        if np.count_nonzero(result) == len(result):
+            return
         zero, known = result == 0, self._masks.get(key)
         self._masks[key] = zero if known is None else zero | known
         if len(self._masks) > _MAX_CONFIGS:
