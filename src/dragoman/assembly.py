@@ -76,7 +76,7 @@ class Assembly:
             is_guarded=self.access.is_guarded,
             has_page=has_pages,
         )
-        return with_console([*http, own], recent) if has_pages else [*http, own]
+        return with_console([*http, own], recent, self.limits.root_path) if has_pages else [*http, own]
 
     def metrics(self) -> tuple[Family, ...]:
         """Return the metrics of requests and connections, and of denied requests unless every request is open."""

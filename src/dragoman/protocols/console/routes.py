@@ -1,8 +1,9 @@
 """Routes of the console: its page at `/` for browsers and at `/console`, its files, and the recent requests."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from dragoman.protocols.wire import (
 _ROOT = Path(__file__).parent
 _SUFFIXES = {".js", ".mjs", ".css", ".svg"}
 _FILES = {path.name: path for path in (*_ROOT.glob("static/*"), *_ROOT.glob("vendor/*/*")) if path.suffix in _SUFFIXES}
-_PAGE = html_response((_ROOT / "static" / "console.html").read_text())
+_PAGE = (_ROOT / "static" / "console.html").read_text()
 _MAX_LISTED = 200
 # What the page asks for below its own path, where it does not count as requests of clients. They change nothing.
 _MODEL_PATHS = [f"/v2/models/{{model}}{version}" for version in ("", "/versions/{version}")]
@@ -45,21 +46,26 @@ class RequestHistory(Protocol):
     def find(self, query: FindRequests) -> list[dict[str, Any]]: ...
 
 
-def with_console(protocols: Sequence[HttpProtocol], history: RequestHistory | None = None) -> list[HttpProtocol]:
+def with_console(
+    protocols: Sequence[HttpProtocol], history: RequestHistory | None = None, root_path: str = ""
+) -> list[HttpProtocol]:
     """Return the protocols and the console, with recent requests if there is a history.
+
+    root_path: prefix that a proxy passes on. Without one, the addresses in the page are relative to its own.
 
     `GET /` is the console for clients that accept `text/html`, such as browsers. Other clients get the response of the
     protocol that has this path.
     """
-    changed = [replace(p, routes=tuple(_for_browsers(route) for route in p.routes)) for p in protocols]
-    routes = [public_route("/console", _console), files_route("/console/assets", _FILES, _compact)]
+    page = html_response(_PAGE.replace('="console/', f'="{escape(root_path)}/console/') if root_path else _PAGE)
+    changed = [replace(p, routes=tuple(_for_browsers(route, page) for route in p.routes)) for p in protocols]
+    routes = [public_route("/console", _console(page)), files_route("/console/assets", _FILES, _compact)]
     routes += describe.routes()
     routes += layers.routes()
     routes += [replace(route, pattern=path, operation=None) for route, path in _asked(protocols)]
     if history is not None:
         routes += _history_routes(history)
     if not any(route.pattern == "/" for p in protocols for route in p.routes if route.method == "GET"):
-        routes.append(_for_browsers(public_route("/", _no_page)))
+        routes.append(_for_browsers(public_route("/", _no_page), page))
     return [*changed, HttpProtocol(OWN_PAGES, tuple(routes), protocols[0].format_error)]
 
 
@@ -82,12 +88,12 @@ def _asked(protocols: Sequence[HttpProtocol]) -> Iterator[tuple[Route, str]]:
             yield protocol.routes[0], "/console/metrics"
 
 
-def _for_browsers(route: Route) -> Route:
+def _for_browsers(route: Route, page: HttpResponse) -> Route:
     if (route.method, route.pattern) != ("GET", "/"):
         return route
 
     def endpoint(http: HttpRequest) -> EndpointResult:
-        return _PAGE if "text/html" in http.headers.get("accept", "") else route.endpoint(http)
+        return page if "text/html" in http.headers.get("accept", "") else route.endpoint(http)
 
     return replace(route, endpoint=endpoint)
 
@@ -116,10 +122,13 @@ def _history_routes(history: RequestHistory) -> list[Route]:
     ]
 
 
-def _console(http: HttpRequest) -> HttpResponse:
-    if http.path.endswith("/"):  # its relative addresses would be those of another folder
-        return HttpResponse(308, (), (("location", "../console"),))
-    return _PAGE
+def _console(page: HttpResponse) -> Callable[[HttpRequest], HttpResponse]:
+    def endpoint(http: HttpRequest) -> HttpResponse:
+        if http.path.endswith("/"):  # its relative addresses would be those of another folder
+            return HttpResponse(308, (), (("location", "../console"),))
+        return page
+
+    return endpoint
 
 
 def _no_page(http: HttpRequest) -> HttpResponse:

@@ -1,5 +1,5 @@
 // The console: its views by the address after #, and the key for a server that needs one.
-import { NEEDS_KEY, read, storeKey, storedKey } from "./api.js";
+import { NEEDS_KEY, read, root, storeKey, storedKey } from "./api.js";
 import { Guarded, html, lazy, Problem, render, useEffect, useRef, useState } from "./html.js";
 import { Models } from "./models.js";
 
@@ -98,7 +98,7 @@ function App() {
       <a class="brand" href="#/"><${Mark} /><span>Dragoman</span></a>
       <nav aria-label="Views">
         ${link("Models", "#/", view === "" || view === "models")} ${link("Live", "#/live", view === "live")}
-        ${link("Requests", "#/requests", view === "requests")} ${link("API", "docs", false)}
+        ${link("Requests", "#/requests", view === "requests")} ${link("API", `${root}/docs`, false)}
       </nav>
       ${storedKey() && html`<button class="small" aria-label="Forget the key" onClick=${() => useKey("")}>Forget<span> the key</span></button>`}</div>
     </header>
