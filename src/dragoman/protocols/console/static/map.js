@@ -283,8 +283,8 @@ export function SimulatorMap({ name, input, metadata, config, result, ranges, ta
     <div class="choices">${parameters.length > 2 && [choice(0), choice(1)]}
       <${Choice} label="show" value=${mode} options=${Object.keys(SHOWN)} onChange=${setMode} />
       ${progress === null
-        ? html`<button type="button" key="run" disabled=${isSame || !hasArea} onClick=${() => run(true)}>${isPart(map) ? "Continue" : map ? "Compute again" : "Compute the map"}</button>`
-        : html`<button type="button" key="stop" onClick=${() => abort.current.abort()}>Stop</button>`}
+        ? html`<button type="button" disabled=${isSame || !hasArea} onClick=${() => run(true)}>${isPart(map) ? "Continue" : map ? "Compute again" : "Compute the map"}</button>`
+        : html`<button type="button" disabled=${false} onClick=${() => abort.current.abort()}>Stop</button>`}
       ${map && html`<button type="button" aria-pressed=${isTable} onClick=${() => setIsTable(!isTable)}>Table</button>
         <button type="button" onClick=${() => saveFile(`${name}-map.csv`, `${csvOf(map)}\n`, "text/csv")}>CSV</button>`}
     </div>

@@ -94,6 +94,7 @@ function State({ state, reason = "" }) {
 function Control({ name, version, state, onDone, onError }) {
   const [busy, setBusy] = useState("");
   const run = (action) => async () => {
+    if (busy) return;
     setBusy(action);
     try {
       const path = `/v2/repository/models/${encodeURIComponent(name)}/${action}`;
@@ -108,8 +109,8 @@ function Control({ name, version, state, onDone, onError }) {
   const isLoaded = state === "READY";
   const label = isLoaded ? "Reload" : "Load";
   const of = version ? `${name} version ${version}` : name;
-  return html`<div class="control"><button class="small" disabled=${busy !== ""} onClick=${run("load")} aria-label=${`${label} ${of}`}>${label}</button>
-    <button class="small" disabled=${busy !== "" || !isLoaded} onClick=${run("unload")} aria-label=${`Unload ${of}`}>Unload</button>
+  return html`<div class="control"><button class="small" aria-disabled=${busy !== ""} onClick=${run("load")} aria-label=${`${label} ${of}`}>${label}</button>
+    <button class="small" aria-disabled=${busy !== ""} disabled=${!isLoaded} onClick=${run("unload")} aria-label=${`Unload ${of}`}>Unload</button>
     ${busy && html`<span role="status">${busy}ing …</span>`}</div>`;
 }
 

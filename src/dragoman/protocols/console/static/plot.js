@@ -74,7 +74,7 @@ function Chart({ x, series, time, width, height }) {
   const columns = time ? timeTicks([left, right], count) : ticks(left, right, count).filter((v) => !isIndex || Number.isInteger(v));
   return html`<svg viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} aria-hidden="true">
     ${ticks(low, high, 4).map((v) => html`<path class="grid" d=${`M${LEFT} ${up(v)}H${width - RIGHT}`} /><text x=${LEFT - 6} y=${up(v) + 4} text-anchor="end">${tickText(v)}</text>`)}
-    ${columns.map((v) => html`<path class="grid" d=${`M${across(v)} ${TOP}V${height - BOTTOM}`} /><text x=${across(v)} y=${height - 7} text-anchor="middle">${time ? clock(v) : tickText(v)}</text>`)}
+    ${columns.map((v) => html`<path class="grid" d=${`M${across(v)} ${TOP}V${height - BOTTOM}`} /><text x=${across(v)} y=${height - 7} text-anchor=${across(v) > width - TICK_PX / 3 ? "end" : "middle"}>${time ? clock(v) : tickText(v)}</text>`)}
     ${series.map(({ values }, i) => html`<path class="line" stroke=${colorOf(i)} d=${pathOf(x, values, place)} />
       ${x.length <= FEW && values.map((v, k) => isKnown(v) && html`<circle cx=${across(x[k])} cy=${up(v)} r="3" fill=${colorOf(i)} />`)}`)}</svg>`;
 }

@@ -91,6 +91,7 @@ export function Sent({ request }) {
   const found = snippetsOf(request, location.origin + root);
 
   async function replay() {
+    if (busy) return;
     setBusy(true);
     const started = performance.now();
     const finish = (status, text) => setAnswer({ status, text: pretty(text), ms: performance.now() - started });
@@ -104,7 +105,7 @@ export function Sent({ request }) {
   }
 
   return html`<section class="card"><h2>Send it again</h2>
-      <p class="row"><button class="primary" disabled=${busy} onClick=${replay}>${busy ? "Sending …" : "Replay"}</button>
+      <p class="row"><button class="primary" aria-disabled=${busy} onClick=${replay}>${busy ? "Sending …" : "Replay"}</button>
         ${request.body !== undefined && html`<button onClick=${() => saveFile(fileOf(request), request.body)}>Save the body</button>`}</p>
       <div aria-live="polite">${answer && html`<p><span class=${`state ${answer.status >= 200 && answer.status < 400 ? "good" : "bad"}`}>${answer.status || "failed"}</span>
         <span class="note"> after ${duration(answer.ms)}; the first time ${request.status} after ${duration(request.ms)}</span></p><pre class="code short" tabindex="0">${answer.text}</pre>`}</div></section>

@@ -187,6 +187,7 @@ export function TryIt({ name, version, model }) {
 
   async function submit(event) {
     event.preventDefault();
+    if (busy) return;
     setBusy(true);
     try {
       const { body, headers, notes, ...sent } = compose();
@@ -213,7 +214,7 @@ export function TryIt({ name, version, model }) {
       ${isTable && html`<${TableInput} fields=${fields} wrong=${problem} onFields=${setFields} onSeparate=${separate} />`}
       ${!isTable && fields.length > 1 && html`<${Columns} fields=${fields} onColumns=${useColumns} />`}
       ${!isTable && fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} wrong=${problem} sounds=${sounds} onChange=${(values) => change(i, values)} />`)}
-      <button class="primary" disabled=${busy}>${busy ? "Running …" : "Run"}</button>
+      <button class="primary" aria-disabled=${busy}>${busy ? "Running …" : "Run"}</button>
     </form>
     <div aria-live="polite">
       ${problem && html`<p class="error" role="alert" id="problem">${problem.message}</p>`}
