@@ -31,7 +31,7 @@ _MODULES = (
     "dragoman_simulators.derivatives.decorator",
     "dragoman.runtimes.python.model",
     "dragoman.runtimes.tables",
-    "dragoman_simulators.vector_model",
+    "dragoman_simulators.simulator_model",
     "dragoman.transports.grpc.calls",
     "dragoman.transports.http2.protocol",
     "dragoman.transports.http_server",

@@ -19,6 +19,7 @@ from dragoman.core.vectors import (
 )
 from dragoman_simulators.derivatives.selection import METHODS, add_derivatives
 from dragoman_simulators.derivatives.user_function import FunctionOptions, UserClassFunction, UserFunction
+from dragoman_simulators.vector_model import is_vector_function
 
 F = TypeVar("F", bound=Callable[..., Any])
 Written = Callable[..., Any]
@@ -183,13 +184,6 @@ class LazyVectorFunction(VectorFunction):
     def close(self) -> None:
         if self._built is not None:
             self._built.close()
-
-
-def is_vector_function(target: Any) -> bool:
-    """Return whether an object is a marked function, or a VectorFunction instance or subclass."""
-    if isinstance(target, type):
-        return issubclass(target, VectorFunction) and target is not VectorFunction
-    return find_vector_function(target) is not None
 
 
 def build_vector_function(target: Any) -> VectorFunction:

@@ -13,7 +13,7 @@ from dragoman.core.documents import parse, parse_json, parse_toml
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.vectors import Config, Vector, VectorFunction
-from dragoman_simulators.derivatives.decorator import LazyVectorFunction, build_vector_function, is_vector_function
+from dragoman_simulators.derivatives.decorator import LazyVectorFunction, build_vector_function
 from dragoman_simulators.derivatives.selection import METHODS
 from dragoman_simulators.derivatives.user_function import FunctionOptions
 from dragoman_simulators.graph_runtime import GRAPH_FILES, graph_file
@@ -24,7 +24,8 @@ from dragoman_simulators.graphs.document import GraphDocument, NodeEntry, parse_
 from dragoman_simulators.graphs.function import CONCURRENCY, GraphFunction
 from dragoman_simulators.graphs.graph import make_node
 from dragoman_simulators.graphs.wiring import Node, wire
-from dragoman_simulators.vector_model import VectorModel, WaitingModel
+from dragoman_simulators.simulator_model import VectorModel, WaitingModel
+from dragoman_simulators.vector_model import is_vector_function
 
 # Options of a Python function in a graph file; the same as of `@vector_function`.
 _FUNCTION_OPTIONS = ("inputs", "outputs", "at", "derivatives", "vectorised")

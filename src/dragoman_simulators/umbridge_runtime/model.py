@@ -7,8 +7,8 @@ from typing import Any
 from dragoman.client.messages import Address, address
 from dragoman.core.errors import InvalidInput, ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman_simulators.simulator_model import WaitingModel
 from dragoman_simulators.umbridge_runtime.remote import RemoteFunction
-from dragoman_simulators.vector_model import WaitingModel
 
 # The parameters of the runtime and their types.
 _PARAMETERS: Mapping[str, type | tuple[type, ...]] = {

@@ -15,7 +15,8 @@ import torch
 import dragoman
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.vectors import VectorFunction, as_vector, as_vectors, find_vector_function
-from dragoman_simulators.derivatives.decorator import build_vector_function, is_vector_function
+from dragoman_simulators.derivatives.decorator import build_vector_function
+from dragoman_simulators.vector_model import is_vector_function
 from features.simulators.derivatives.derivative_models import ONE, X, build, vector_function
 
 

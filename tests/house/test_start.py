@@ -1,0 +1,56 @@
+"""Modules that `dragoman serve` has imported when it is ready: each costs time at every start."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(__file__).parents[2] / "benchmarks" / "models.py"
+# Serves until it is ready, then prints the imported modules and exits.
+SCRIPT = """
+import os, sys
+from dragoman.cli import main, serve
+
+def run(paths, flags):
+    from dragoman.cli import serving
+    def report(server, _):
+        assert server.engine.ready()
+        print(*sys.modules)
+        sys.stdout.flush()
+        os._exit(0)
+    return serve_until_stopped(paths, flags, report)
+
+import dragoman.cli.serving
+serve_until_stopped, dragoman.cli.serving.serve = dragoman.cli.serving.serve, run
+main(sys.argv[1:])
+"""
+# Parts of the server and of its dependencies that some request or model needs first.
+LATER = (
+    *("dragoman.client", "dragoman.codecs.pandas", "dragoman.codecs.image", "dragoman.engine.config_overrides"),
+    *("dragoman.processes", "dragoman.runtimes.onnx.model", "dragoman.runtimes.sklearn.model"),
+    *("dragoman.transports.access_log", "dragoman.transports.kafka", "dragoman.transports.tracing"),
+    *("dragoman_simulators.derivatives", "dragoman_simulators.simulator_model", "dragoman_text.generation"),
+    *("dragoman_cluster", "dragoman_check", "dragoman_kernels"),
+    *("google.protobuf.json_format", "http.client", "multiprocessing", "numpy.ma", "numpy.random", "sqlite3"),
+    *("urllib.request", "xml"),
+)
+# All modules of a server with the features, with some room; dataclasses and regular expressions cost more than lines.
+MOST_MODULES = 800
+
+
+@pytest.mark.parametrize("name", ["Identity", "doubled"])
+def test_a_server_that_is_ready_has_imported_no_module_that_is_needed_later(name: str) -> None:
+    ports = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ports.append(str(free.getsockname()[1]))
+    flags = ("--http-port", ports[0], "--grpc-port", ports[1])
+    command = [sys.executable, "-c", SCRIPT, "serve", f"{MODELS}:{name}", *flags]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0, process.stderr
+    modules = process.stdout.splitlines()[-1].split()
+    assert "dragoman.transports.http1.connection" in modules
+    assert [m for m in modules if m.startswith(tuple(f"{each}." for each in LATER)) or m in LATER] == []
+    assert len(modules) < MOST_MODULES
