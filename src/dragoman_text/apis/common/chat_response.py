@@ -18,7 +18,7 @@ from dragoman_text.apis.common.openai_format import (
     format_token_ids,
     stop_reason,
 )
-from dragoman_text.apis.common.tools import ChatChunk, Tools, collect_calls, merge_deltas
+from dragoman_text.apis.common.tools import ChatChunk, Reasoning, Tools, collect_calls, merge_deltas
 
 
 class ChatFormatter:
@@ -135,19 +135,20 @@ class ChatFormatter:
             chunks = self._chunk(at, model, {"role": "assistant", "content": ""})
             self._usage = usage
         part = self._parse(text)
-        if part.deltas:
-            self._called.add(at)
         logprobs = self._logprobs_of(text.tokens) if text.tokens else None
-        deltas = _deltas(part, shows_reasoning=self._shows_reasoning)
+        deltas, has_calls = _deltas(part, shows_reasoning=self._shows_reasoning)
+        if has_calls:
+            self._called.add(at)
         ids = self._token_ids(text.tokens)
         if deltas or logprobs or text.finish or ids:
             *before, last = deltas or [{"content": ""}]
             for delta in before:  # the first of them has the tokens
                 chunks, logprobs = chunks + self._chunk(at, model, delta, logprobs=logprobs, **ids), None
                 ids = {}
-            ends = {"stop_reason": stop_reason(text)} if text.finish else {}
+            if text.finish:
+                ids["stop_reason"] = stop_reason(text)
             reason = self._reason(text, called=at in self._called)
-            chunks += self._chunk(at, model, last, logprobs=logprobs, finish_reason=reason, **ids, **ends)
+            chunks += self._chunk(at, model, last, logprobs=logprobs, finish_reason=reason, **ids)
         return chunks
 
     def _chunk(self, at: int, model: str, delta: Mapping[str, Any], **more: Any) -> bytes:
@@ -167,13 +168,20 @@ def _reasoning(text: str) -> dict[str, Any]:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _deltas(chunk: ChatChunk, *, shows_reasoning: bool) -> list[dict[str, Any]]:
-    """Return the deltas of a message: reasoning and text first, then one delta per call, since some clients read only
-    the first."""
-    reasoning = [_reasoning(chunk.reasoning)] if chunk.reasoning and shows_reasoning else []
-    content: list[dict[str, Any]] = [{"content": chunk.content}] if chunk.content else []
-    return (
-        reasoning
-        + content
-        + [{"tool_calls": [value]} for delta in merge_deltas(chunk.deltas) for value in delta.to_json()]
-    )
+def _deltas(chunk: ChatChunk, *, shows_reasoning: bool) -> tuple[list[dict[str, Any]], bool]:
+    """Return the deltas of a message, and whether it has calls: reasoning and text first, then one delta per call, since
+    some clients read only the first."""
+    reasoning, content, calls = "", "", []
+    for part in chunk.parts:
+        if isinstance(part, str):
+            content += part
+        elif isinstance(part, Reasoning):
+            reasoning += part.text
+        else:
+            calls.append(part)
+    deltas = [_reasoning(reasoning)] if reasoning and shows_reasoning else []
+    if content:
+        deltas.append({"content": content})
+    if calls:
+        deltas += [{"tool_calls": [value]} for delta in merge_deltas(calls) for value in delta.to_json()]
+    return deltas, bool(calls)

@@ -94,7 +94,7 @@ class ReasoningParser:
             if self._opened:
                 self._begin(self._opened)
             else:
-                self._state = _CONTENT
+                self._state, self._counts = _CONTENT, False
 
     def _parse_reasoning(self, *, last: bool) -> str:
         end = self._end.search(self._text)
