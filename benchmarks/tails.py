@@ -22,7 +22,7 @@ from benchmarks.turns import Plan, Row
 from benchmarks.workloads import Response, Workload, json_numbers
 
 MODELS = ("Identity", "Slow", "Reloaded")
-_SIZES = {16: 0.90, 1000: 0.09, 10_000: 0.01}  # numbers of a request, and its share of all requests
+SIZES = {16: 0.90, 1000: 0.09, 10_000: 0.01}  # numbers of a request, and its share of all requests
 _SHARES = (0.5, 0.8, 0.95, 1.1)
 _LIMIT_S = "0.005"
 _OURS = {OURS: (), f"{OURS}, max_loop_delay_s {_LIMIT_S}": ("--max-loop-delay-s", _LIMIT_S)}
@@ -118,7 +118,7 @@ def _run(server: Subject, requests: Sequence[Request], rate: float, seconds: flo
 
 def requests_for(server: Subject) -> list[Request]:
     """Return the requests of the mix, those to the slow model, and the reloads that the server knows."""
-    mix = [_checked(server, _identity("Identity", size), share=share) for size, share in _SIZES.items()]
+    mix = [_checked(server, _identity("Identity", size), share=share) for size, share in SIZES.items()]
     slow = _identity("Slow", 16)
     if server.form != "plain":
         load_again = "/v2/repository/models/Reloaded/load"
