@@ -169,8 +169,10 @@ def _reasoning(text: str) -> dict[str, Any]:
 
 
 def _deltas(chunk: ChatChunk, *, shows_reasoning: bool) -> tuple[list[dict[str, Any]], bool]:
-    """Return the deltas of a message, and whether it has calls: reasoning and text first, then one delta per call, since
-    some clients read only the first."""
+    """Return the deltas of a message, and whether it has calls.
+
+    Reasoning and text come first, then one delta per call, since some clients read only the first.
+    """
     reasoning, content, calls = "", "", []
     for part in chunk.parts:
         if isinstance(part, str):
