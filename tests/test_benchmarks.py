@@ -372,6 +372,13 @@ def test_read_body_returns_the_decoded_and_the_raw_body(headers: dict[str, str],
     assert received[len(raw) :].lstrip().endswith(b"more")
 
 
+@by_command
+def test_the_memory_of_mapped_weights_is_measured() -> None:
+    rows = rows_of(run("shared_weights", "--only", "NumPy array, mapped"))
+    assert [row[0] for row in rows[2:]] == ["NumPy array, mapped"]
+    assert [cell.partition(" ")[2] for cell in rows[2][1:]] == ["(1)", "(3)", "(5)"]
+
+
 def test_the_page_on_clusters_agrees_with_the_results() -> None:
     result = json.loads(cluster.RESULT.read_text())
     text = cluster.PAGE.read_text()
