@@ -49,7 +49,7 @@ def vector_model(target: Any, spec: ModelSpec) -> "VectorModel":
         return VectorModel(spec, UmBridgeFunction(_instance(target, spec)))
     found = find_vector_function(target)
     placement: Placement = found.options.placement if isinstance(found, LazyVectorFunction) else ""
-    function = build_vector_function(target)
+    function = build_vector_function(target, spec.parameters.get("verify"))
     if function.concurrency > 1:
         return WaitingModel(spec, function, function.concurrency, placement)
     return VectorModel(spec, function, placement)

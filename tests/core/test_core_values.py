@@ -292,8 +292,8 @@ def test_vector_functions_have_defaults() -> None:
     function = VectorFunction()
     assert (function.input_names, function.output_names) == ((), ())
     assert (function.vectorised, function.concurrency) == (False, 1)
-    options = function.derivatives, function.verify_derivatives, function.evaluate_at_load, function.max_evaluations
-    assert options == (None, True, True, 10_000)
+    options = function.derivatives, function.verify, function.evaluate_at_load, function.max_evaluations
+    assert options == (None, None, True, 10_000)
     assert function.unavailable() == ""
 
 

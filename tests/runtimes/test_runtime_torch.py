@@ -350,10 +350,10 @@ def test_derivatives_of_files_are_verified(tmp_path: Path, name: str) -> None:
 
 
 def test_verification_of_a_file_can_be_disabled(tmp_path: Path) -> None:
-    _, call = _derivatives(_script(Leaking(), tmp_path / "m.pt"), verify_derivatives=False)
+    _, call = _derivatives(_script(Leaking(), tmp_path / "m.pt"), verify="never")
     assert np.asarray(call("gradient")) == pytest.approx([0, 1.68, 2.8])
-    with pytest.raises(ModelFailed, match="parameter 'verify_derivatives': expected true or false, got 'no'"):
-        _derivatives(tmp_path / "m.pt", verify_derivatives="no")
+    with pytest.raises(ModelFailed, match="parameter 'verify': expected 'always', 'sampled', 'never', got 'no'"):
+        _derivatives(tmp_path / "m.pt", verify="no")
 
 
 def test_torchscript_without_declared_tensors_logs_the_setting(

@@ -60,7 +60,7 @@ class VectorFunction:
     - `concurrency`: useful number of threads; more than one for functions that wait for other servers.
     - `needs_value`: the caller checks that the value at a point is finite before it asks for derivatives there.
     - `derivatives`: how missing derivatives are added, as for `@vector_function` ("auto", "jax", ...); None adds none.
-    - `verify_derivatives`, `verify_every`, `evaluate_at_load`, `max_evaluations`, `noise`, `step`: options of added
+    - `verify`, `evaluate_at_load`, `max_evaluations`, `noise`, `step`: options of added
       derivatives, as for `@vector_function`.
     """
 
@@ -70,8 +70,7 @@ class VectorFunction:
     concurrency: int = 1
     derivatives: str | None = None
     needs_value: bool = True
-    verify_derivatives: bool = True
-    verify_every: int | None = None
+    verify: Literal["always", "sampled", "never"] | None = None
     evaluate_at_load: bool = True
     max_evaluations: int = 10_000
     noise: float = 0.0

@@ -122,16 +122,13 @@ class TorchModel(Model):
         if not plugins.has("derivatives", "torch"):
             return
         self._vectors = vectors
-        enabled = self.spec.parameters.get("verify_derivatives", True)
-        if not isinstance(enabled, bool):
-            raise ModelFailed(f"parameter 'verify_derivatives': expected true or false, got {enabled!r}")
         self._function = plugins.find("derivatives", "torch")(
             self._forward,
             [spec.shape for spec in vectors.inputs],
             [self._torch.float32 if spec.datatype is FP32 else self._torch.float64 for spec in vectors.inputs],
             [spec.size for spec in vectors.outputs],
             self.spec.name,
-            enabled,
+            self.spec.parameters.get("verify"),
         )
         for name in self._function.sources():
             if name != "evaluate":

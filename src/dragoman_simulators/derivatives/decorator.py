@@ -1,6 +1,7 @@
 """The decorator `@vector_function`, and the functions of vectors that it marks."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Literal, TypeVar, overload
 
@@ -19,10 +20,12 @@ from dragoman.core.vectors import (
 )
 from dragoman_simulators.derivatives.selection import METHODS, add_derivatives
 from dragoman_simulators.derivatives.user_function import FunctionOptions, UserClassFunction, UserFunction
+from dragoman_simulators.derivatives.verified import check_verify
 from dragoman_simulators.vector_model import is_vector_function
 
 F = TypeVar("F", bound=Callable[..., Any])
 Written = Callable[..., Any]
+Verify = Literal["always", "sampled", "never"]
 Derivatives = Literal["auto", "jax", "torch", "complex step", "finite differences"]
 
 _WRITTEN = ("jacobian", "gradient", "apply_jacobian", "hessian", "apply_hessian")
@@ -39,8 +42,7 @@ def vector_function(
     derivatives: Derivatives | None = "auto",
     vectorised: bool | None = None,
     linear: bool = False,
-    verify_derivatives: bool = True,
-    verify_every: int | None = None,
+    verify: Verify | None = None,
     evaluate_at_load: bool = True,
     max_evaluations: int = 10_000,
     noise: float = 0.0,
@@ -71,10 +73,10 @@ def vector_function(function: Any = None, **options: Any) -> Any:
         jax, torch and complex step that applies, if any; None for none. Derivatives that you write take precedence.
     vectorised : the function also accepts matrices whose rows are points (for "jax" by default, through jax.vmap).
     linear : the function is A x + b, which determines its derivatives.
-    verify_derivatives : compare derivatives by "complex step" and "torch" (and by "jax" if the function cannot be
-        compiled) with central differences in each call, at the cost of three evaluations, and those of compiled JAX in
-        every 32nd; a call whose derivative is not confirmed is an error.
-    verify_every : n to compare the first and every n-th call instead.
+    verify : when derivatives that you have not written are compared with central differences at the point of the call,
+        at the cost of three evaluations: "always", in each call; "sampled", in the first call of each config, in every
+        32nd, and in those that differ; "never". By default "sampled" for compiled JAX and `linear`, and "always" for
+        the others. A call whose derivative is not confirmed is an error.
     evaluate_at_load : if False, the function is not evaluated before the first call; requires `outputs`, and
         `derivatives` other than "auto".
     noise : relative noise of the function's values, such as the tolerance of a solver; estimated by default.
@@ -101,6 +103,7 @@ def vector_function(function: Any = None, **options: Any) -> Any:
         _check_sizes(name, options.get(name))
     if np.isscalar(options.get("at")):
         raise ModelFailed(f"at: expected a list with a vector for each input, got {options['at']!r}")
+    check_verify(options.get("verify"), "verify")
     function_options = FunctionOptions(**options)
 
     def mark(marked: Any) -> Any:
@@ -130,8 +133,10 @@ class LazyVectorFunction(VectorFunction):
         self._lock = Lock()
         self._built: VectorFunction | None = None
 
-    def build(self) -> VectorFunction:
+    def build(self, verify: Any = None) -> VectorFunction:
         """Return the function with its derivatives. Raises ModelFailed if the options do not fit the function."""
+        if verify is not None:
+            return add_derivatives(UserFunction(self.function, replace(self.options, verify=verify)))
         with self._lock:
             if self._built is None:
                 self._built = add_derivatives(UserFunction(self.function, self.options))
@@ -186,8 +191,10 @@ class LazyVectorFunction(VectorFunction):
             self._built.close()
 
 
-def build_vector_function(target: Any) -> VectorFunction:
+def build_vector_function(target: Any, verify: Any = None) -> VectorFunction:
     """Return the VectorFunction of a marked function, an instance or a subclass, with its derivatives.
+
+    verify: takes precedence over the function's own option, unless it is None.
 
     Evaluates the function where sizes or derivatives are not declared. Raises ModelFailed if the options do not fit.
     """
@@ -197,5 +204,7 @@ def build_vector_function(target: Any) -> VectorFunction:
             f"{type(target).__name__} is not a function of vectors: expected a function marked with @vector_function"
         )
     if isinstance(function, LazyVectorFunction):
-        return function.build()
-    return OwnArguments(function) if function.derivatives is None else add_derivatives(UserClassFunction(function))
+        return function.build(verify)
+    if function.derivatives is None:
+        return OwnArguments(function)
+    return add_derivatives(UserClassFunction(function, verify))

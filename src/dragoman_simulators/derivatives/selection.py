@@ -32,14 +32,12 @@ from dragoman_simulators.derivatives.derived import (
 from dragoman_simulators.derivatives.dual_hessian import DualHessian
 from dragoman_simulators.derivatives.finite_differences import FiniteDifferences
 from dragoman_simulators.derivatives.user_function import UserFunction
-from dragoman_simulators.derivatives.verified import Verification, VerifiedDerivatives
+from dragoman_simulators.derivatives.verified import SAMPLING_INTERVAL, Verification, VerifiedDerivatives, check_verify
 
 log = logging.getLogger("dragoman.derivatives")
 
 _RELATIVE_TOLERANCE = 1e-9  # between a row and its point
 
-# Of the methods that cannot lose a derivative without an error, every n-th call is verified.
-_SAMPLING_INTERVAL = 32
 
 # Functions by precedence: each ability is taken from the first that has it.
 Functions = tuple[VectorFunction, ...]
@@ -130,13 +128,15 @@ def _verify(derivatives: VectorFunction, function: UserFunction, sampled: bool =
 
 
 def _verification(function: UserFunction, is_sampled: Callable[[Config], bool]) -> Verification:
-    """Return the options of a function: by default every n-th call is verified where that is enough."""
+    """Return the options of a function: by default calls are sampled where that is enough."""
     options = function.options
+    check_verify(options.verify, f"function '{function.name}': verify")
 
     def interval(config: Config) -> int:
-        return options.verify_every or (_SAMPLING_INTERVAL if is_sampled(config) else 1)
+        sampled = is_sampled(config) if options.verify is None else options.verify == "sampled"
+        return SAMPLING_INTERVAL if sampled else 1
 
-    return Verification(name=function.name, enabled=options.verify_derivatives, interval=interval, noise=options.noise)
+    return Verification(name=function.name, enabled=options.verify != "never", interval=interval, noise=options.noise)
 
 
 def _missing(function: UserFunction, reason: str) -> VectorFunction:

@@ -163,8 +163,7 @@ class FunctionOptions:
     vectorised: bool | None = None
     linear: bool = False
     written: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    verify_derivatives: bool = True
-    verify_every: int | None = None
+    verify: Any = None  # checked when it is used
     evaluate_at_load: bool = True
     max_evaluations: int = 10_000
     noise: float = 0.0
@@ -274,13 +273,12 @@ class UserFunction(VectorFunction):
 class UserClassFunction(UserFunction):
     """An instance of a user's VectorFunction class that requests derivatives by its attribute `derivatives`."""
 
-    def __init__(self, function: VectorFunction) -> None:
+    def __init__(self, function: VectorFunction, verify: Any = None) -> None:
         self._function = OwnArguments(function)
         self.options = FunctionOptions(
             derivatives=function.derivatives,
             vectorised=function.vectorised,
-            verify_derivatives=function.verify_derivatives,
-            verify_every=function.verify_every,
+            verify=function.verify if verify is None else verify,
             noise=function.noise,
             step=function.step,
             evaluate_at_load=function.evaluate_at_load,

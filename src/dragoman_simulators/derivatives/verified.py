@@ -47,6 +47,18 @@ _VALUE_TOLERANCE = 1e-9
 _MAX_REMEMBERED = 1 << 16  # numbers of a point
 
 
+# The values of the option `verify`, besides None for the default of the method. If calls are sampled, every n-th one is
+# verified.
+_VERIFY = ("always", "sampled", "never")
+SAMPLING_INTERVAL = 32
+
+
+def check_verify(value: Any, where: str) -> None:
+    """Raise ModelFailed that names the option unless it is None or a known value."""
+    if value is not None and value not in _VERIFY:
+        raise ModelFailed(f"{where}: expected {', '.join(map(repr, _VERIFY))}, got {value!r:.100}")
+
+
 class UnconfirmedError(ModelFailed):
     """A derivative that differences do not confirm."""
 
@@ -322,7 +334,7 @@ class VerifiedDerivatives(DerivedFunction):
         return UnconfirmedError(
             f"{_VERBS[ability]} of '{self._verification.name}' by {source} is not confirmed by central differences: "
             f"{reason}; provide gradient= or jacobian=, {remedy}, use derivatives='finite differences', or set "
-            "verify_derivatives=False if the derivative is right"
+            "verify='never' if the derivative is right"
         )
 
 

@@ -109,14 +109,16 @@ def test_a_value_that_contradicts_evaluate_is_found_between_samples() -> None:
         function.gradient(0, 0, [X], ONE, {})
 
 
-@pytest.mark.parametrize(("every", "expected"), [(1, [False, False, False]), (3, [True, True, False, False])])
-def test_every_nth_call_is_verified(every: int, expected: list[bool]) -> None:
+@pytest.mark.parametrize(
+    ("verify", "expected"), [("always", 3 * [False]), ("sampled", 31 * [True] + 3 * [False]), ("never", 40 * [True])]
+)
+def test_the_option_verify_decides_which_calls_are_verified(verify: str, expected: list[bool]) -> None:
     """After one that failed, all are."""
 
     def kink(x: Any) -> Any:
         return jnp.abs(x[:1] - 1) + x[1:] ** 2
 
-    function = build(kink, inputs={"x": 2}, outputs=[1], verify_every=every, evaluate_at_load=False, derivatives="jax")
+    function = build(kink, inputs={"x": 2}, outputs=[1], verify=verify, evaluate_at_load=False, derivatives="jax")
     function.gradient(0, 0, [np.array([1.5, 2.0])], ONE, {})
     assert [_is_accepted(function, np.array([1.0, 2.0])) for _ in expected] == expected
 
@@ -204,7 +206,7 @@ def test_compilations_that_take_long_are_logged_while_they_run(
         return x[0] ** 2 * x[1]
 
     caplog.set_level("INFO", "dragoman.derivatives")
-    function = build(slow, inputs=[2], outputs=[1], derivatives="jax", verify_derivatives=False, evaluate_at_load=False)
+    function = build(slow, inputs=[2], outputs=[1], derivatives="jax", verify="never", evaluate_at_load=False)
     calls: dict[str, Callable[[], object]] = {
         "Evaluate": lambda: function.evaluate([X], {}),
         "gradient": lambda: function.gradient(0, 0, [X], ONE, {}),

@@ -30,7 +30,7 @@ def graph() -> VectorFunction:
     g = Graph("torch")
     x = g.input("x", 3)
     nodes = [
-        g.add(vector_function(inputs=[3], outputs=[2], verify_derivatives=False)(function), f"n{i}")(x)
+        g.add(vector_function(inputs=[3], outputs=[2], verify="never")(function), f"n{i}")(x)
         for i, function in enumerate((first, second, first, second))
     ]
     g.output(g.sum(*nodes))
@@ -48,7 +48,7 @@ def derivatives(function: VectorFunction, point: int) -> list[np.ndarray]:
 
 
 def test_many_threads_get_the_derivatives_of_one() -> None:
-    functions = [build(each, inputs=[3], verify_derivatives=False) for each in (first, second)]
+    functions = [build(each, inputs=[3], verify="never") for each in (first, second)]
     functions.append(graph())
     calls = [(functions[i % 3], i % 7) for i in range(CALLS)]
     expected = {(i, point): derivatives(functions[i], point) for i in range(3) for point in range(7)}
@@ -71,9 +71,7 @@ def test_two_calls_that_are_in_the_function_at_the_same_time(kind: str) -> None:
         both.wait()
         return y * x
 
-    function = build(
-        waiting, inputs=[1], outputs=[1], verify_derivatives=False, evaluate_at_load=False, derivatives="torch"
-    )
+    function = build(waiting, inputs=[1], outputs=[1], verify="never", evaluate_at_load=False, derivatives="torch")
 
     def call(number: float) -> Any:
         x, vec = np.array([number]), np.array([10 * number])

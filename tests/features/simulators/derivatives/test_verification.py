@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 import dragoman
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
+from dragoman.core.spec import ModelSpec
 from dragoman.core.vectors import Vector, VectorFunction
 from dragoman_simulators.derivatives.decorator import build_vector_function
 from dragoman_simulators.derivatives.derived import split_by_scale
 from dragoman_simulators.derivatives.verification import confirm_directional, confirm_gradient
+from dragoman_simulators.simulator_model import vector_model
 from features.simulators.derivatives.derivative_models import ONE, build, build_unevaluated
 
 Function = Callable[..., Any]
@@ -84,8 +87,8 @@ def test_a_wrong_derivative_is_an_error(function: Function, x: Any, sens: Any, m
         gradient(checked, x, sens)
     assert message in str(e.value)
     assert "provide gradient= or jacobian=, write the function in JAX" in str(e.value)
-    assert "derivatives='finite differences', or set verify_derivatives=False" in str(e.value)
-    unchecked = gradient(build_unevaluated(function, [len(x)], len(sens), verify_derivatives=False), x, sens)
+    assert "derivatives='finite differences', or set verify='never'" in str(e.value)
+    unchecked = gradient(build_unevaluated(function, [len(x)], len(sens), verify="never"), x, sens)
     assert np.isfinite(unchecked).all()
 
 
@@ -354,15 +357,15 @@ def test_evaluations_at_load_are_as_documented(options: Mapping[str, Any], evalu
 
 def test_verification_takes_three_evaluations_and_two_more_for_constant_outputs() -> None:
     counted = Counted()
-    for verify, extra in ((True, 3), (False, 1)):
-        function = build(lambda x, y: counted(x, y), inputs=[5, 1], verify_derivatives=verify)
+    for verify, extra in (("always", 3), ("never", 1)):
+        function = build(lambda x, y: counted(x, y), inputs=[5, 1], verify=verify)
         counted.calls = 0
         at = [np.arange(1.0, 6.0), np.array([2.0])]
         function.gradient(0, 0, at, np.array([1.0, 0, 0]), {})
         assert counted.calls == 5 + extra
         counted.calls = 0
         function.apply_jacobian(0, 0, at, np.ones(5), {})
-        assert counted.calls == 1 + extra + (2 if verify else 0)
+        assert counted.calls == 1 + extra + (2 if verify == "always" else 0)
 
 
 def test_options_required_by_evaluate_at_load_false() -> None:
@@ -485,7 +488,7 @@ def test_verification_of_a_hessian_by_a_framework_can_be_disabled() -> None:
     point, vec = [np.array([-2.0, 0.5])], np.ones(2)
     with pytest.raises(ModelFailed, match=r"ApplyHessian .* by torch of gradient .* is -2 where .* give -4"):
         build(lambda x: (x**3).sum() / 3, **options).apply_hessian(0, 0, 0, point, ONE, vec, {})
-    unverified = build(lambda x: (x**3).sum() / 3, **options, verify_derivatives=False)
+    unverified = build(lambda x: (x**3).sum() / 3, **options, verify="never")
     assert np.asarray(unverified.apply_hessian(0, 0, 0, point, ONE, vec, {})).tolist() == [-2.0, 0.5]
 
 
@@ -528,10 +531,65 @@ def test_invalid_sizes_from_a_config(n: Any, reason: str) -> None:
         keyed.input_sizes({"m": 1})
 
 
+def lost_above_one(x: Any) -> Any:
+    return x[0] + max(0.0, np.asarray(x).real[0] - 1)
+
+
+@pytest.mark.parametrize(
+    ("verify", "expected"),
+    [(None, 3 * [False]), ("always", 3 * [False]), ("sampled", 31 * [True] + 2 * [False]), ("never", 40 * [True])],
+)
+def test_a_lost_derivative_is_found_in_the_calls_that_are_verified(verify: Any, expected: list[bool]) -> None:
+    """The first call is right. After a verified one that is wrong, all are verified."""
+    function = build_unevaluated(lost_above_one, [1], verify=verify)
+    assert gradient(function, [0.5]).tolist() == [1.0]
+    for is_accepted in expected:
+        with (
+            nullcontext() if is_accepted else pytest.raises(ModelFailed, match="is 1 where central differences give 2")
+        ):
+            assert gradient(function, [2.0]).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("wrong", ["sometimes", True, False, 3, ""])
+def test_a_wrong_value_of_verify_is_refused_by_its_name(wrong: Any) -> None:
+    expected = rf"verify: expected 'always', 'sampled', 'never', got {wrong!r}$"
+    with pytest.raises(ModelFailed, match=rf"^{expected}"):
+        dragoman.vector_function(inputs=[1], verify=wrong)
+
+    class Doubled(dragoman.VectorFunction):
+        derivatives, verify = "complex step", wrong
+
+        def input_sizes(self, config: Mapping[str, Any]) -> list[int]:
+            return [1]
+
+        output_sizes = input_sizes
+
+        def evaluate(self, inputs: Any, config: Mapping[str, Any]) -> Any:
+            return 2 * inputs[0]
+
+    with pytest.raises(ModelFailed, match=rf"^function 'Doubled': {expected}"):
+        build_vector_function(Doubled())
+    Doubled.verify = None
+    with pytest.raises(ModelFailed, match=rf"^function 'Doubled': {expected}"):
+        build_vector_function(Doubled(), wrong)
+
+
+def test_the_operator_decides_what_is_verified() -> None:
+    """The parameter of a dragoman.toml takes precedence over the function's own option."""
+    marked = dragoman.vector_function(
+        inputs=[1], outputs=[1], derivatives="complex step", evaluate_at_load=False, verify="never"
+    )(lost_above_one)
+    assert gradient(build_vector_function(marked), [2.0]).tolist() == [1.0]
+    with pytest.raises(ModelFailed, match="is 1 where central differences give 2"):
+        gradient(vector_model(marked, ModelSpec(name="m", parameters={"verify": "always"})).function, [2.0])
+    with pytest.raises(ModelFailed, match=r"verify: expected 'always', 'sampled', 'never', got 'no'"):
+        vector_model(marked, ModelSpec(name="m", parameters={"verify": "no"}))
+
+
 def test_options_as_attributes_of_a_class() -> None:
     class AbsoluteValue(dragoman.VectorFunction):
         derivatives = "complex step"
-        verify_derivatives, evaluate_at_load, max_evaluations = False, False, 3
+        verify, evaluate_at_load, max_evaluations = "never", False, 3
         size, calls = 3, 0
 
         def input_sizes(self, config: Mapping[str, Any]) -> list[int]:

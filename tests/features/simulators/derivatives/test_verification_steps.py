@@ -275,5 +275,5 @@ def test_the_error_names_function_method_and_remedies() -> None:
             assert " is 0 where central differences give " in message
             assert message.endswith(
                 "; provide gradient= or jacobian=, write the function in JAX, use derivatives='finite differences', or "
-                "set verify_derivatives=False if the derivative is right"
+                "set verify='never' if the derivative is right"
             )
