@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,8 +17,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dragoman.cli.input_values import parse_json
+from dragoman.client.client import Client
 from dragoman.core import calls
-from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
+from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import NONE, Tensor
@@ -37,6 +39,7 @@ _ABILITIES: Mapping[type[calls.Call[Any]], Ability] = {
 }
 
 
+_NAMES_TIMEOUT_S = 5.0
 PROGRESS_S = 5.0  # between two lines of progress
 
 
@@ -72,12 +75,19 @@ class Progress:
 
 
 class ServedFunction(VectorFunction):
-    """A model whose methods send calls to the engine in the event loop of `runner`."""
+    """A model whose methods send calls to the engine in the event loop of `runner`.
 
-    def __init__(self, engine: Engine, name: str, runner: asyncio.Runner, config: Config, progress: Progress) -> None:
+    named: another signature of the model, whose names are used if it has as many inputs and outputs.
+    """
+
+    def __init__(
+        self, engine: Engine, name: str, runner: asyncio.Runner, config: Config, progress: Progress, named: Signature
+    ) -> None:
         self.name, self._engine, self._runner, self.progress = name, engine, runner, progress
         self._description: calls.ModelDescription = self._call(calls.Describe())
         signature = self._signature(config)
+        if [len(named.inputs), len(named.outputs)] == [len(signature.inputs), len(signature.outputs)]:
+            signature = named
         self.input_names = tuple(spec.name for spec in signature.inputs)
         self.output_names = tuple(spec.name for spec in signature.outputs)
 
@@ -170,7 +180,8 @@ def check_derivatives(arguments: argparse.Namespace) -> int:
             models = [d.spec.name for d in engine.deployments() if arguments.model in ("", d.spec.name)]
             if not models:
                 raise InvalidInput(f"unknown model '{arguments.model}' in '{arguments.path}'")
-            functions = (ServedFunction(engine, name, runner, config, progress) for name in models)
+            named = _remote_signature(arguments.path, arguments.model) if remote else Signature()
+            functions = (ServedFunction(engine, name, runner, config, progress, named) for name in models)
             results = [_check_model(function, config, arguments) for function in functions]
         finally:
             runner.run(engine.close())
@@ -281,6 +292,15 @@ def _point(text: str, sizes: Sequence[int]) -> list[Vector]:
 
 def _remote(url: str, model: str) -> ModelSpec:
     return ModelSpec(name=model or "model", runtime="umbridge", uri=url, parameters={"model": model, "urls": url})
+
+
+def _remote_signature(url: str, model: str) -> Signature:
+    """Return the signature of a model over Open Inference, as UM-Bridge has no names; an empty one if there is none."""
+    with suppress(DragomanError), Client(url, timeout_s=_NAMES_TIMEOUT_S, retries=0) as client:
+        names = [model] if model else client.models()
+        if len(names) == 1:
+            return client.metadata(names[0]).signature
+    return Signature()
 
 
 # --- output -----------------------------------------------------------------------------------------------

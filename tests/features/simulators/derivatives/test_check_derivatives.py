@@ -277,7 +277,7 @@ def test_a_model_on_a_server_is_checked(
     assert run(url, "--model", "right", "--at", "[[1, 2]]") == 0
     assert "all checks passed, at 1 point\n" in capsys.readouterr().out
     assert run(url, "--at", "[[1, 2]]") == 0  # the only one
-    capsys.readouterr()
+    assert "  gradient        y       x  " in capsys.readouterr().out  # names that UM-Bridge does not have
     url = serve_model(str(model))
     assert run(url) == 2
     assert "one of ['failing', 'none', 'right', 'wrong']" in caplog.text
