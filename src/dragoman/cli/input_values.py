@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from dragoman.cli.connection import ServerConnection
 from dragoman.cli.files import read_file
 from dragoman.cli.media import MEDIA_SUFFIXES, Media
 from dragoman.cli.models import describe_tensor
-from dragoman.cli.table_files import TABLE_SUFFIXES, Table, read_table, split_columns
+from dragoman.cli.table_files import TABLE_SUFFIXES, read_table, split_columns
 from dragoman.core import documents
 from dragoman.core.datatypes import BYTES, datatype
 from dragoman.core.errors import DragomanError, InvalidInput
@@ -24,6 +23,7 @@ from dragoman.core.examples import MAX_ELEMENTS, example_inputs
 from dragoman.core.options import suggestion
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
+from dragoman.formats.csv_table import cell_values, parse_element, parse_float, parse_scalar
 from dragoman.formats.message import InferenceRequest
 
 _SUFFIXES = (".npy", ".json", *TABLE_SUFFIXES)
@@ -178,27 +178,13 @@ def _convert(value: Any, spec: TensorSpec, media: Media) -> Any:
             shape = _declared_shape(tensor.data.size, spec) if value.ndim == 1 else None
             return tensor if shape is None else Tensor(tensor.data.reshape(shape), tensor.datatype)
         values = value if isinstance(value, list) else [value]
-        values = [_element(each, spec) for each in values]
+        values = [parse_element(each, spec) for each in values]
         if spec.shape == () and len(values) == 1 and not isinstance(values[0], (list, str, bytes)):
             return Tensor.of(np.asarray(values[0]), spec.datatype)  # the client sends numbers as one element, [1]
     except InvalidInput as error:
         raise InvalidInput(f"input '{spec.name}': {error.message}") from error
     shape = _declared_shape(len(values), spec) if not any(isinstance(each, list) for each in values) else None
     return values if shape is None else _nest(values, shape)
-
-
-def _element(value: Any, spec: TensorSpec) -> Any:
-    """Return an element of the model's datatype, or a list of them: text as it is written, or a number."""
-    if isinstance(value, list):
-        return [_element(each, spec) for each in value]
-    if spec.datatype is BYTES:
-        return value if isinstance(value, (str, bytes)) else json.dumps(value)
-    number = _scalar(value) if isinstance(value, str) else value
-    if isinstance(number, str) and spec.datatype is not None:
-        raise InvalidInput(f"expected {spec.datatype}, got {value!r}")
-    # A column of a table that was true and false in training is one of numbers for the model.
-    is_flag = isinstance(number, bool | np.bool_) and spec.datatype is not None and spec.datatype.kind != "bool"
-    return int(number) if is_flag else number
 
 
 def _parse(text: str, spec: TensorSpec, media: Media) -> Any:
@@ -210,7 +196,7 @@ def _parse(text: str, spec: TensorSpec, media: Media) -> Any:
     for form in (text, f"[{text}]") if text.strip() else ():
         with suppress(ValueError):
             return _load_json(form)
-    values = [_scalar(part) for part in text.split(",")]
+    values = [parse_scalar(part) for part in text.split(",")]
     if not any(isinstance(value, str) for value in values):
         return values
     if spec.datatype is None:
@@ -221,27 +207,7 @@ def _parse(text: str, spec: TensorSpec, media: Media) -> Any:
 
 def _load_json(text: str) -> Any:
     """Return the value of JSON. Raises ValueError, and InvalidInput for a number that no float can hold."""
-    return documents.parse_json(text, parse_float=_float)
-
-
-def _scalar(text: str) -> bool | float | str:
-    """Return the number, true or false in an element of a word or a cell of a CSV file, or the text if it is neither.
-
-    Raises InvalidInput for a number that no float can hold.
-    """
-    if text.strip().lower() in ("true", "false"):  # "True" is what pandas writes
-        return text.strip().lower() == "true"
-    for kind in (int, _float):
-        with suppress(ValueError):
-            return kind(text) if "_" not in text else text
-    return text
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    if math.isinf(value) and any(char.isdigit() for char in text):
-        raise InvalidInput(f"expected a number within 1.8e308, got {text}")
-    return value
+    return documents.parse_json(text, parse_float=parse_float)
 
 
 def _declared_shape(count: int, spec: TensorSpec) -> list[int] | None:
@@ -286,7 +252,7 @@ def _read_data(data: str, signature: Signature, media: Media) -> Any:
     if path.endswith(".json"):
         return _from_json(read_file(path).decode(errors="replace"), path, signature)
     if path.lower().endswith(TABLE_SUFFIXES):
-        table = read_table(path, columns or names, _is_number)
+        table = read_table(path, columns or names)
         table = table.select(columns) if columns else table
         if table.header and (len(names) != 1 or names[0] in table.header):
             known = {name: specs.get(name, TensorSpec(name)) for name in table.header}
@@ -300,7 +266,7 @@ def _read_data(data: str, signature: Signature, media: Media) -> Any:
                 raise InvalidInput(message + (hint or f"; it has {', '.join(map(repr, table.header))}"))
             if others:
                 media.notes.append(f"{path}: columns that the model does not have: {', '.join(others)}")
-            return {name: _cells(table.select([name]), spec, media) for name, spec in known.items()}
+            return {name: cell_values(table.select([name]), spec, media.notes) for name, spec in known.items()}
     return {_only(names): _read_file(data, signature.inputs[0], media)}
 
 
@@ -329,40 +295,5 @@ def _read_file(path: str, spec: TensorSpec, media: Media) -> Any:
     if path.endswith(".json"):
         return parse_json(read_file(path).decode(errors="replace"), list, path)
     path, columns = split_columns(path)
-    table = read_table(path, columns or [spec.name], _is_number)
-    return _cells(table.select(columns) if columns else table, spec, media)
-
-
-def _cells(table: Table, spec: TensorSpec, media: Media) -> list[Any]:
-    """Return the values of a table for an input: a list if it has one column, else a list of rows.
-
-    Cells without a value are NaN for floats, with a note. Raises InvalidInput that names the line and the column of
-    another one, and of a value of another type.
-    """
-    rows: list[list[Any]] = []
-    empty = []
-    for i, row in enumerate(table.rows):
-        rows.append([])
-        for j, cell in enumerate(row):
-            is_empty = cell is None or (isinstance(cell, str) and cell.strip() == "" and spec.datatype is not BYTES)
-            if is_empty and spec.datatype is not None and spec.datatype.kind == "float":
-                empty.append(table.place(i, j))
-                rows[-1].append(math.nan)
-                continue
-            if is_empty:
-                raise InvalidInput(f"{table.place(i, j)}: no value; expected {spec.datatype or 'a value'}")
-            try:
-                rows[-1].append(_element(cell, spec))
-            except InvalidInput as error:
-                raise InvalidInput(f"{table.place(i, j)}: {error.message}") from error
-    if empty:
-        others = f", and {len(empty) - 1} more" if len(empty) > 1 else ""
-        media.notes.append(f"{empty[0]}: no value, sent as NaN{others}")
-    return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return not isinstance(_scalar(cell), str)
-    except InvalidInput:  # too large
-        return True
+    table = read_table(path, columns or [spec.name])
+    return cell_values(table.select(columns) if columns else table, spec, media.notes)

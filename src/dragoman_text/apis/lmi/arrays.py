@@ -1,4 +1,4 @@
-"""Inference of arrays at LMI's paths, as JSON."""
+"""Inference of arrays at LMI's paths, as JSON and CSV."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,12 +20,13 @@ from dragoman.protocols.json_arrays import (
 )
 from dragoman.protocols.parameters import build_request, ignored_header, json_body, reject_unknown
 from dragoman.protocols.wire import JSON_TYPE, Buffer, EngineCall, HttpRequest, HttpResponse, Policy
+from dragoman_text.apis.lmi.csv_arrays import CSV, format_csv, parse_csv_inputs
 from dragoman_text.apis.lmi.request import media_type, other_model
 
 _INPUT_KEYS = ("inputs", "instances", "data")  # names of the inputs in the requests of clients
 _FIELDS = (*_INPUT_KEYS, "parameters", "model_name")
 _OUTPUT_KEY = "predictions"
-_OTHER_TYPES = ("text/csv", "tensor/", "application/x-npy", "application/x-npz")  # of SageMaker and DJL
+_OTHER_TYPES = ("tensor/", "application/x-npy", "application/x-npz")  # of SageMaker and DJL
 
 _Parsed = tuple[Infer, Sequence[str]]
 
@@ -38,14 +39,23 @@ def parse_arrays_request(
     read = READERS.get(kind, _from_json)
     if kind.startswith(_OTHER_TYPES):
         raise InvalidInput(
-            f"content type '{kind}' is not supported for arrays: expected application/json; "
+            f"content type '{kind}' is not supported for arrays: expected application/json or {CSV}; "
             f"binary tensors are accepted at /v2/models/{model.name}/infer"
         )
     if not len(http.body):
         raise InvalidInput("the request body is empty")
     call, unused = read(http, model, policy)
     request: Request[Inference] = build_request(call, http, policy, model.name)
+    if _accepts_csv(http.headers.get("accept", "")):
+        header = (("content-type", CSV), *ignored_header(unused))
+        return EngineCall(request, lambda r: HttpResponse(200, (format_csv(r.answer.outputs),), header))
     return EngineCall(request, lambda response: _format_predictions(response, model.name, policy, unused))
+
+
+def _accepts_csv(accept: str) -> bool:
+    """Return whether CSV is the first type that is accepted of those that there are; any type is JSON."""
+    kinds = [each.partition(";")[0].strip().lower() for each in accept.split(",")]
+    return next((each for each in kinds if each in (CSV, "application/json", "application/*", "*/*")), "") == CSV
 
 
 # --- requests: the call, and the names of fields without effect ----------------------------------------------
@@ -89,8 +99,13 @@ def _text(body: Buffer) -> str:
         raise InvalidInput(f"the request body is not valid UTF-8: {error.reason}") from error
 
 
+def _from_csv(http: HttpRequest, model: ModelDescription, policy: Policy) -> _Parsed:
+    return Infer(parse_csv_inputs(_text(http.body).removeprefix("\ufeff"), model, policy)), []
+
+
 READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], _Parsed]] = {
     "text/plain": _from_text,
+    CSV: _from_csv,
     "application/octet-stream": _from_bytes,
 }
 

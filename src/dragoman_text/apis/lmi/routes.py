@@ -43,6 +43,7 @@ from dragoman_text.apis.common.messages import json_errors
 from dragoman_text.apis.common.openai_format import split_model
 from dragoman_text.apis.lmi import control, messages
 from dragoman_text.apis.lmi.arrays import READERS, parse_arrays_request
+from dragoman_text.apis.lmi.csv_arrays import CSV
 from dragoman_text.apis.lmi.formats import Formatter, LmiErrors, format_dynamic, parse_codes
 from dragoman_text.apis.lmi.model import lmi_model
 from dragoman_text.apis.lmi.request import (
@@ -194,7 +195,7 @@ class Lmi:
         def then(response: Response[ModelDescription]) -> EndpointResult:
             described = response.answer
             answers_itself = _HANDLER in described.handlers and http.path.endswith(_INVOCATIONS)
-            if answers_itself and media_type(http) not in READERS:
+            if answers_itself and (media_type(http) == CSV or media_type(http) not in READERS):
                 return handler_call(http, self._policy, described.name, http.params.get("version", ""), _INVOCATIONS)
             if Generate not in described.calls and Infer in described.calls:
                 able = Embed in described.calls

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import joblib
 import numpy as np
@@ -26,6 +26,23 @@ def joined(a: NDArray[np.int64], b: NDArray[np.float64]) -> dict[str, Any]:
     return {"sum": a + b, "wide": np.stack([a, b], axis=-1)}
 
 
+def squares(x: Annotated[NDArray[np.int64], dragoman.Shape(-1, 2, 2)]) -> NDArray[np.int64]:
+    return x
+
+
+class Flowers(dragoman.Model):
+    """Has names of columns."""
+
+    placement = "inline"
+
+    def signature(self) -> dragoman.Signature:
+        spec = dragoman.TensorSpec("x", dragoman.FP64, (-1, 2), columns=("length", "width"))
+        return dragoman.Signature((spec,), (dragoman.TensorSpec("y", dragoman.FP64, (-1,)),))
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        return {"y": np.asarray(call.inputs["x"].data) @ [10.0, 1.0]}
+
+
 class Upper(dragoman.Model):
     """Convert texts to upper case."""
 
@@ -42,7 +59,7 @@ class Upper(dragoman.Model):
 
 @pytest.fixture
 async def server() -> AsyncIterator[TextServer]:
-    async with serve(double, joined, Upper, placement="inline") as server:
+    async with serve(double, joined, Upper, Flowers, squares, placement="inline") as server:
         yield server
 
 
@@ -85,10 +102,47 @@ async def test_several_inputs_and_outputs(server: TextServer) -> None:
 
 
 async def test_responses_are_json(server: TextServer) -> None:
-    for accept in ("*/*", "text/csv", "tensor/npz"):
+    for accept in ("*/*", "application/json, text/csv", "tensor/npz"):
         assert (await server.post("/predictions/double", ROWS, {"accept": accept})).json == DOUBLED
     response = await server.post("/predictions/double", [1, float("1e39")])
     assert (response.status, "1e+39 does not fit" in str(response.json)) == (424, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("double", b"1.5,2\n3,4\n", DOUBLED),
+        ("double", b"\xef\xbb\xbf1.5,2\r\n3,4", DOUBLED),
+        ("double", b"left,right\n1.5,2\n3,4\n", DOUBLED),
+        ("double", b"x\n1.5\n3\n", {"predictions": [3.0, 6.0]}),
+        ("joined", b"1,10.5\n2,20.5\n", {"predictions": {"sum": [11.5, 22.5], "wide": [[1.0, 10.5], [2.0, 20.5]]}}),
+        ("joined", b"b,a\n10.5,1\n", {"predictions": {"sum": [11.5], "wide": [[1.0, 10.5]]}}),
+        ("Flowers", b"1,2\n", {"predictions": [12.0]}),
+        ("Flowers", b"width,length\n2,1\n", {"predictions": [12.0]}),
+        ("Flowers", b"4;5\n", {"predictions": [45.0]}),
+        ("squares", b"1,2,3,4\n5,6,7,8\n", {"predictions": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]}),
+        ("Upper", b'"a,b"\nc d\n', {"predictions": ["A,B", "C D"]}),
+    ],
+)
+async def test_csv(server: TextServer, path: str, body: bytes, expected: Any) -> None:
+    for start in ("/predictions/{}", "/invocations?model_name={}"):
+        response = await server.post(start.format(path), body, {"content-type": "text/csv; charset=utf-8"})
+        assert (response.status, response.json) == (200, expected)
+
+
+async def test_responses_in_csv(server: TextServer) -> None:
+    csv = {"content-type": "text/csv", "accept": "text/csv"}
+    for path, body, expected in (
+        ("double", b"1.5,2\n0.1,4\n", b"3.0,4.0\n0.2,8.0\n"),
+        ("joined", b"1,10.5\n2,20.5\n", b"11.5,1.0,10.5\n22.5,2.0,20.5\n"),
+        ("Upper", b'"a,b"\nc d\n', b'"A,B"\nC D\n'),
+        ("double", b"nan,inf\n", b"nan,inf\n"),
+    ):
+        response = await server.post(f"/predictions/{path}", body, csv)
+        assert (response.status, response.body) == (200, expected)
+        assert response.headers["content-type"] == "text/csv"
+    response = await server.post("/predictions/double", ROWS, {"accept": "text/csv, */*"})
+    assert response.body == b"3.0,4.0\n6.0,8.0\n"
 
 
 async def test_texts_and_bytes(server: TextServer) -> None:
@@ -122,12 +176,18 @@ async def test_texts_and_bytes(server: TextServer) -> None:
         ("joined", "application/json", b"[1]", "model 'joined' takes 'a', 'b'; expected 'inputs' to be an object"),
         ("joined", "application/json", b'{"a": [1.5], "b": [1]}', "input 'a': 1.5 does not fit into INT64"),
         ("double", "text/plain", b"x", "input 'x'"),
-        (
-            "double",
-            "text/csv",
-            b"1,2",
-            "content type 'text/csv' is not supported for arrays: expected",
-        ),
+        ("double", "text/csv", b"1,2\n3,x\n", "the table, line 2, column 2: expected FP32, got 'x'"),
+        ("double", "text/csv", b"1,2\n3\n", "the table, line 2: expected 2 columns as in line 1, got 1"),
+        ("double", "text/csv", b"\xff", "not valid UTF-8"),
+        ("double", "text/csv", b"\n", "the table has no rows"),
+        ("double", "text/csv", b",\n" * (1 << 19), "too many cells in text/csv"),
+        ("joined", "text/csv", b"a,b\n1,2\n1.5,2\n", "the table, line 3, column 'a': expected INT64, got 1.5"),
+        ("joined", "text/csv", b"a,b\n1,2\n,2\n", "the table, line 3, column 'a': no value; expected INT64"),
+        ("joined", "text/csv", b"a\n1\n", "expected the columns 'a', 'b': the table has no 'b'"),
+        ("joined", "text/csv", b"a,b,c\n1,2,3\n", "expected the columns 'a', 'b': the model has no 'c'"),
+        ("joined", "text/csv", b"1,2,3\n", "expected the columns 'a', 'b', got 3 without names"),
+        ("Flowers", "text/csv", b"width,size\n1,2\n", "the table has no 'length'; the model has no 'size'"),
+        ("Flowers", "text/csv", b"1,2,3\n", "input 'x'"),
         ("double", "tensor/ndlist", b"x", "binary tensors are accepted at /v2/models/double/infer"),
         ("double", "application/octet-stream", b"x", "'x'"),
     ],
@@ -177,7 +237,7 @@ async def test_embeddings() -> None:
 async def test_model_selection_without_a_name(server: TextServer) -> None:
     several = await server.post("/invocations", ROWS)
     assert several.status == 400
-    assert "expected one of Upper, double, joined" in several.json["message"]
+    assert "expected one of Flowers, Upper, double, joined, squares" in several.json["message"]
     async with serve(double, placement="inline") as only:
         assert (await only.post("/invocations", ROWS)).json == DOUBLED
     async with serve(double, ReverseModel, placement="inline") as both:
