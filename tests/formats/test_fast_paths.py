@@ -36,6 +36,7 @@ def parsers(long_bytes: int, *, with_simd: bool, piece: int = 1 << 18, small_byt
     """Set the sizes of long arrays, small messages and pieces, and enable or disable simdjson."""
     with (
         mock.patch.object(body, "INLINE", long_bytes),
+        mock.patch.object(json_data, "THREAD", long_bytes),
         mock.patch.object(small_messages, "SMALL_BYTES", small_bytes),
         mock.patch.object(json_data, "LONG", long_bytes),
         mock.patch.object(json_numbers, "_PIECE", piece),
@@ -179,6 +180,8 @@ def test_all_parsers_return_the_same_numbers(kind: str, array: tuple[list[int], 
 @example("INT32", ([2, 2], "[[1, 2], 3, 4]"))
 @example("INT32", ([2], "[1,,             2]"))
 @example("INT32", ([0], "[             ,]"))
+@example("BYTES", ([1], '["a",              ]'))
+@example("BYTES", ([2], '["a]", "\\"]"]'))
 @example("FP32", ([2], "[1, null]"))
 @example("FP32", ([2], "[1, true]"))
 @example("FP32", ([1], '[{"data": [1]}]'))

@@ -82,7 +82,7 @@ def cut_lists(text: bytes, length: int) -> tuple[bytes, list[memoryview]]:
 
     Return the text with a short list in the place of each one, and the lists; `find_cut_list` finds them again. The end
     of a list is the next bracket; its elements are not looked at. The text is valid JSON if the result and each list
-    are.
+    are. A list of texts with brackets may be left, or end too early, and then it is not valid.
     """
     parts: list[bytes] = []
     lists: list[memoryview] = []
@@ -97,7 +97,9 @@ def cut_lists(text: bytes, length: int) -> tuple[bytes, list[memoryview]]:
             continue
         start = opening.end() - 1
         end = text.find(b"]", start) + 1
-        if end - start > length and text.find(b"[", start + 1, end) < 0 and text.find(b'"', start, end) < 0:
+        is_long = end - start > length and text.find(b"[", start + 1, end) < 0
+        # Texts that do not end with one: the bracket is within a text, or nothing follows the last comma.
+        if is_long and (text[end - 2] == _QUOTE or text.find(b'"', start, end) < 0):
             parts += (text[kept:start], b"%b%d]" % (_MARKER, len(lists)))
             lists.append(memoryview(text)[start:end])
             kept = at = end
