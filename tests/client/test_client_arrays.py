@@ -82,6 +82,51 @@ def test_an_error_about_something_else_has_no_hint(client: Any) -> None:
     assert str(caught.value) == "input 'x': expected shape [-1, 3], got [2, 4]"
 
 
+EXACT = [
+    ([2**24, -(2**24), 2**40, 0], FP32),
+    ([16777217.0, 0.1], FP32),
+    ([[2**53], [-(2**60)]], FP64),
+    ([2**53, 0.5, 1e300], FP64),
+    ([2**64], FP64),
+    (2**60, FP64),
+    ([True, 2**11], FP16),
+    ([256, 512], BF16),
+    (np.array([2**24, 0.1], object), FP32),
+]
+INEXACT = [
+    ([2**24 + 1, 1], FP32, "16777217 at [0]"),
+    ([[1.5], [-(2**24) - 1]], FP32, "-16777217 at [1, 0]"),
+    ([2**53 + 1], FP64, "9007199254740993 at [0]"),
+    ([0.5, 2**53 + 1], FP64, "9007199254740993 at [1]"),
+    ([2**64 + 1, -1], FP64, "18446744073709551617 at [0]"),
+    (2**53 + 1, FP64, "9007199254740993 at [0]"),
+    ((2049,), FP16, "2049 at [0]"),
+    ([257, 259, 1, 261, 263], BF16, "257 at [0], 259 at [1], 261 at [3] and 1 more values"),
+    ([np.array([1, 2**24 + 1])], FP32, "16777217 at [0, 1]"),
+    ([np.int64(2**24 + 1), 1.5], FP32, "16777217 at [0]"),
+    (np.array([0.5, 2**53 + 1], object), FP64, "9007199254740993 at [1]"),
+]
+
+
+@pytest.mark.parametrize(("values", "datatype"), EXACT)
+def test_integers_of_python_that_are_exact(client: Any, values: Any, datatype: dragoman.Datatype) -> None:
+    for cast in (False, True):
+        back = sent(client, values, datatype, cast=cast).data
+        assert back.tolist() == np.asarray(values, np.float64).astype(datatype.dtype).reshape(back.shape).tolist()
+
+
+@pytest.mark.parametrize(("values", "datatype", "shown"), INEXACT)
+def test_integers_of_python_are_not_rounded(client: Any, values: Any, datatype: dragoman.Datatype, shown: str) -> None:
+    with pytest.raises(errors.InvalidInput) as caught:
+        sent(client, values, datatype)
+    assert str(caught.value).startswith(
+        f"input '{datatype}': expected integers that {datatype} holds exactly, as those"
+    )
+    assert str(caught.value).endswith(f", got {shown}; cast=True rounds them")
+    back = sent(client, values, datatype, cast=True).data
+    assert back.tolist() == np.asarray(values, np.float64).astype(datatype.dtype).reshape(back.shape).tolist()
+
+
 # --- cast ------------------------------------------------------------------------------------------------------
 
 

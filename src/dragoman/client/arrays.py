@@ -16,6 +16,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor
 
 _SHOWN_VALUES = 3
+_LARGEST_BITS = 1024  # of FP64
 _EXACT_IN_FP64 = 1 << 53
 _INTEGERS = re.compile(r"(dictionary<values=)?u?int(8|16|32|64)\b")
 
@@ -112,9 +113,35 @@ def _replaced(tensor: Tensor, array: Array, datatype: Datatype) -> Tensor:
 def mixed_numbers(values: list[Any]) -> Array:
     """Return numbers of Python as an array. Raises InvalidInput if integers among floats are not held exactly."""
     array = np.array(values)
-    if array.dtype.kind == "f" and any(type(each) is int and int(float(each)) != each for each in values):
-        raise InvalidInput("expected integers that FP64 holds exactly, up to 2**53")
+    check_integers(values, array, None)
     return array
+
+
+def check_integers(values: Any, array: Array, target: Datatype | None, advice: str = "") -> None:
+    """Raise InvalidInput for integers in nested lists that a datatype of floats does not hold exactly.
+
+    array: of the values, as NumPy converts them. target: None for the datatype of the array. Floats may be rounded.
+    """
+    target = FP64 if target is None and array.dtype.kind == "f" else target
+    if target is None or target.kind != "float" or array.dtype.kind not in "iufO":
+        return
+    finfo: Any = ml_dtypes.finfo  # which has no annotations
+    bits = finfo(target.dtype).nmant + 1
+    if array.dtype.kind != "O" and not ((array >= 1 << bits) | (array <= -(1 << bits))).any():
+        return  # the limit itself may have been the integer after it
+    exact = np.array(values, object)
+    lost = np.array([_bits_of(each) > bits for each in exact.flat], bool).reshape(exact.shape)
+    if lost.any():
+        expected = f"expected integers that {target} holds exactly, as those up to 2**{bits}"
+        raise InvalidInput(f"{expected}, got {_shown(exact, lost)}{advice}")
+
+
+def _bits_of(number: Any) -> int:
+    """Return how many bits the mantissa of an integer needs; 0 for other values."""
+    integer = abs(int(number)) if isinstance(number, int | np.integer) else 0
+    if integer.bit_length() > _LARGEST_BITS:  # which fits into no datatype
+        return 0
+    return (integer // (integer & -integer)).bit_length() if integer else 0
 
 
 def _is_exact(integers: Array) -> bool:
@@ -151,11 +178,15 @@ def _within(array: Array, target: Datatype) -> Array:
 
 
 def _unfit(array: Array, lost: Array, target: Datatype) -> InvalidInput:
+    verb = "does" if np.count_nonzero(lost) == 1 else "do"
+    return InvalidInput(f"{_shown(array, lost)} {verb} not fit into {target}")
+
+
+def _shown(array: Array, lost: Array) -> str:
+    """Return the first of these elements with their positions, and how many more there are."""
     at = np.argwhere(lost)
     shown = ", ".join(f"{array[tuple(index)]}{_position(index.tolist())}" for index in at[:_SHOWN_VALUES])
-    more = f" and {len(at) - _SHOWN_VALUES} more values" if len(at) > _SHOWN_VALUES else ""
-    verb = "does" if len(at) == 1 else "do"
-    return InvalidInput(f"{shown}{more} {verb} not fit into {target}")
+    return shown + (f" and {len(at) - _SHOWN_VALUES} more values" if len(at) > _SHOWN_VALUES else "")
 
 
 def _position(index: list[int]) -> str:

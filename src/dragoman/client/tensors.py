@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.client.arrays import fit, hint, is_array, to_array
+from dragoman.client.arrays import check_integers, fit, hint, is_array, to_array
 from dragoman.client.frames import (
     column_to_tensor,
     columns_of_rows,
@@ -31,6 +31,7 @@ OutputNames = Sequence[str | RequestOutput] | None
 _NUMBERS = (int, float)  # bool is an int
 _PLAIN = (*_NUMBERS, str, bytes, list, tuple)
 _TEXT = {"content_type": "str"}
+_CAST_ADVICE = "; cast=True rounds them"
 _UNKNOWN = TensorSpec("")
 _NOTHING_DECLARED = Signature()
 
@@ -162,7 +163,7 @@ def _tensor(value: Any, spec: TensorSpec, cast: bool) -> Tensor:
     if is_frame(value):
         return matrix(value, spec, cast)
     if is_series(value):
-        return fit(series(value, spec, partial(_series_tensor, spec=spec)), spec, cast)
+        return fit(series(value, spec, partial(_series_tensor, spec=spec, cast=cast)), spec, cast)
     if is_picture(value) and takes_pixels(spec):
         return picture_to_tensor(value, spec)
     if isinstance(value, (list, tuple)) and value and is_array(value[0]) and not isinstance(value[0], np.ndarray):
@@ -171,22 +172,24 @@ def _tensor(value: Any, spec: TensorSpec, cast: bool) -> Tensor:
     elif is_array(value) and not is_picture(value):
         value = to_array(value)
     if isinstance(value, np.ndarray):
-        return fit(_array_tensor(value, spec), spec, cast)
+        return fit(_array_tensor(value, spec, cast), spec, cast)
     if isinstance(value, _PLAIN) and not _has_codec(value):
         return _plain_tensor(value, spec, cast)
     codec = CODECS.input_for(value)
     return _from_array_protocol(value, spec) if codec is None else codec.to_tensor(value)
 
 
-def _array_tensor(array: Array, spec: TensorSpec) -> Tensor:
-    if array.dtype.kind == "O" and spec.datatype not in (None, BYTES):
-        return Tensor.of(array, spec.datatype)  # numbers of Python
+def _array_tensor(array: Array, spec: TensorSpec, cast: bool) -> Tensor:
+    if array.dtype.kind == "O" and spec.datatype not in (None, BYTES):  # numbers of Python
+        if not cast:
+            check_integers(array, array, spec.datatype, _CAST_ADVICE)
+        return Tensor.of(array, spec.datatype)
     return Tensor.of(array)
 
 
-def _series_tensor(column: Any, spec: TensorSpec) -> Tensor:
+def _series_tensor(column: Any, spec: TensorSpec, cast: bool) -> Tensor:
     if column.dtype == np.dtype(object) and spec.datatype not in (None, BYTES):
-        return Tensor.of(column.to_numpy(), spec.datatype)
+        return _array_tensor(column.to_numpy(), spec, cast)
     return column_to_tensor(column)
 
 
@@ -235,6 +238,8 @@ def _plain_tensor(value: Any, spec: TensorSpec, cast: bool) -> Tensor:
         return Tensor(np.empty(array.shape, datatype.dtype), datatype)
     if cast and np.asarray(array).dtype.kind in "biuf":
         return fit(Tensor.of(array), spec, cast)
+    if not cast:
+        check_integers(value, array, datatype, _CAST_ADVICE)
     tensor = Tensor.of(array, datatype)
     text = tensor.datatype is BYTES and array.ndim < 2 and _is_all_text(array.flat)
     return Tensor(tensor.data, tensor.datatype, _TEXT) if text else tensor
