@@ -4,9 +4,12 @@ import asyncio
 import http.client
 import inspect
 import json
+import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import typing
 from collections.abc import AsyncIterator, Iterator
@@ -391,3 +394,34 @@ def test_signals_of_a_program(tmp_path: Path, handle_signals: bool, number: int,
 def test_signals_are_handled_in_the_main_thread_only() -> None:
     with ThreadPoolExecutor(1) as thread, pytest.raises(RuntimeError, match="expected handle_signals=False"):
         thread.submit(dragoman.serve, double, http_port=0, grpc_port=-1).result()
+
+
+class RunsProgram(dragoman.Model):
+    """Runs a program that fails."""
+
+    placement = "thread"
+    inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
+
+    def infer(self, call: dragoman.Infer) -> Any:
+        program = "import sys; sys.stderr.write(9000 * 'x' + ' at /secret/mesh.txt: no such cell'); sys.exit(3)"
+        try:
+            subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+        except subprocess.CalledProcessError as error:
+            if call.inputs["x"].data[0]:
+                raise ValueError("the solver failed") from error
+            raise
+
+
+@pytest.mark.parametrize("x", [0.0, 1.0])
+async def test_the_output_of_a_program_that_failed_is_in_the_log(caplog: pytest.LogCaptureFixture, x: float) -> None:
+    async with dragoman.Server(RunsProgram, http_port=0, grpc_port=-1) as server:
+        body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [x]}]}
+        status, found = await asyncio.to_thread(post, server.http_url, "/v2/models/RunsProgram/infer", body)
+    (record,) = [each for each in caplog.records if "failed on request" in each.message and each.levelname == "ERROR"]
+    logged = logging.Formatter().format(record)
+    assert "the end of its stderr:" in logged
+    assert "x at /secret/mesh.txt: no such cell" in logged
+    assert "sys.exit(3)" in logged  # the command
+    assert "x" * 4000 not in logged
+    assert status == 500
+    assert "the end of" not in found["error"]

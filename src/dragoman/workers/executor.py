@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import aclosing, closing
 from dataclasses import replace
 from itertools import islice
+from subprocess import CalledProcessError, TimeoutExpired
 from time import monotonic
 from typing import Any, Literal, TypeGuard
 
@@ -60,6 +61,8 @@ from dragoman.workers.results import derivative, embeddings, generation, inferen
 from dragoman.workers.sequence_states import SequenceStates
 
 log = logging.getLogger("dragoman.model")
+
+_MAX_PROGRAM_OUTPUT = 4000  # characters in the log
 
 MethodKind = Literal["value", "generator", "coroutine", "async generator"]
 
@@ -149,6 +152,7 @@ class Executor:
         except BaseException as error:
             if is_interruption(error):
                 raise
+            _add_program_output(error)
             log.exception("model '%s' could not be loaded", spec.name)
             raise load_error(spec.name, _describe_error(error), error) from error
 
@@ -337,8 +341,24 @@ class Executor:
                 log.warning("model '%s': error message was shortened for the client: %s", self.name, error.message)
                 error.args = (message, *error.args[1:])
             return error
+        _add_program_output(error)
         log.log(level, "model '%s' failed on request %r", self.name, request.id or request_id(), exc_info=error)
         return ModelFailed(f"model '{self.name}' failed: {public_text(error)}")
+
+
+def _add_program_output(error: BaseException) -> None:
+    """Add what a program of the model wrote before it failed, which its exception does not show, for the log."""
+    seen: set[int] = set()
+    failure: BaseException | None = error
+    while failure is not None and id(failure) not in seen:
+        seen.add(id(failure))
+        if isinstance(failure, CalledProcessError | TimeoutExpired):
+            for name, output in (("stderr", failure.stderr), ("stdout", failure.stdout)):
+                if output:
+                    text = output.decode(errors="replace") if isinstance(output, bytes) else str(output)
+                    failure.add_note(f"the end of its {name}:\n{text[-_MAX_PROGRAM_OUTPUT:].rstrip()}")
+                    break
+        failure = failure.__cause__ or failure.__context__
 
 
 def _is_for_clients(error: BaseException) -> TypeGuard[DragomanError]:
