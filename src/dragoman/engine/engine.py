@@ -15,7 +15,7 @@ from dragoman.core import calls
 from dragoman.core.about import one_line
 from dragoman.core.audit import log_change
 from dragoman.core.calls import Call, ModelDescription, Request, Response
-from dragoman.core.errors import Forbidden, ModelNameMissing, ModelNotFound, NotReady, Unauthorized
+from dragoman.core.errors import Forbidden, ModelNameMissing, ModelNotFound, NotReady, NotSupported, Unauthorized
 from dragoman.core.kinds import UNKNOWN
 from dragoman.core.metrics import Family, FamilyCollector
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
@@ -236,7 +236,10 @@ class Engine:
             except ModelNotFound as error:
                 request = self.registry.resolve_adapter(request, error)
                 deployment = self.registry.route(request.model)
-            return deployment.begin(request)
+            try:
+                return deployment.begin(request)
+            except NotSupported as error:
+                raise self.registry.with_able_models(error, request) from None
         return self._find(request).begin(request)
 
     async def call(self, request: Request[A]) -> Response[A]:

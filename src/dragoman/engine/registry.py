@@ -10,7 +10,7 @@ from msgspec import structs
 
 from dragoman.core.calls import Embed, Generate, Request, Tokenize
 from dragoman.core.dialect import OWN, Dialect
-from dragoman.core.errors import ModelNameMissing, ModelNotFound, PathNotFound
+from dragoman.core.errors import ModelNameMissing, ModelNotFound, NotSupported, PathNotFound
 from dragoman.core.paths import match_handler
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.deployment import Deployment, dialect_of
@@ -194,13 +194,24 @@ class ModelRegistry:
 
     def _with_models(self, error: ModelNotFound, request: Request[Any]) -> ModelNotFound:
         """Return the error of an unknown model of a text API with the models that the caller may name instead."""
+        if request.model in self._models:
+            return error
+        return ModelNotFound(f"{error.message}{self._able_models(request, Generate | Tokenize | Embed)}")
+
+    def with_able_models(self, error: NotSupported, request: Request[Any]) -> NotSupported:
+        """Return the error of a model without embeddings with the models that have them."""
+        if self.find(request.model, request.version).answers(type(request.call)):
+            return error
+        return NotSupported(f"{error.message}{self._able_models(request, Embed)}")
+
+    def _able_models(self, request: Request[Any], kinds: Any) -> str:
+        """Return "; there are " and the models that answer a call of these kinds, for errors; "" if there are none."""
         answering = {deployment.spec.name for deployment in self.all() if deployment.answers(type(request.call))}
         names = sorted(name for name in answering if request.models is None or name in request.models)
-        is_text = isinstance(request.call, Generate | Tokenize | Embed)
-        if not is_text or not names or request.model in self._models or self.dialect_of(request.model) != OWN:
-            return error
+        if not isinstance(request.call, kinds) or not names or self.dialect_of(request.model) != OWN:
+            return ""
         more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-        return ModelNotFound(f"{error.message}; there are {', '.join(names[:_MAX_NAMED])}{more}")
+        return f"; there are {', '.join(names[:_MAX_NAMED])}{more}"
 
     def resolve_handler(self, request: Request[A]) -> Request[A]:
         """Return a request for a custom handler with the model that has the handler.

@@ -330,6 +330,15 @@ async def test_a_model_without_embeddings() -> None:
     )
 
 
+async def test_a_model_without_embeddings_beside_one_that_has_them() -> None:
+    async with serve(OneCompletion, ReverseModel) as server:
+        response = await server.post("/v1/embeddings", {"model": "OneCompletion", "input": "a"})
+        able = await server.post("/v1/embeddings", {"model": "ReverseModel", "input": "a"})
+    message = "model 'OneCompletion' does not support embeddings; there are ReverseModel"
+    assert (response.status, response.json["error"]["message"]) == (400, message)
+    assert able.status == 200
+
+
 async def test_streams_end_with_usage_for_any_model_output() -> None:
     usage = {"stream": True, "stream_options": {"include_usage": True}, "n": 3}
     async with serve(OneCompletion) as server:
