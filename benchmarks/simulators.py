@@ -1,4 +1,4 @@
-"""The simulator of the UM-Bridge benchmark, y = 2 x, as a vector function and as a class of the umbridge package.
+"""The simulator of the UM-Bridge benchmark, y = 2 x, as vector functions and as a class of the umbridge package.
 
 usage: python -m benchmarks.simulators PORT serves it with the umbridge package
 """
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import umbridge
 
+import dragoman
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 
 
@@ -26,6 +27,12 @@ class Double(VectorFunction):
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         return 2 * sens
+
+
+@dragoman.vector_function(inputs={"x": 4})
+def doubled(x: Vector) -> Vector:
+    """The simulator without its gradient, which is computed by the complex step and verified in each call."""
+    return 2 * x
 
 
 class Theirs(umbridge.Model):  # type: ignore[misc]

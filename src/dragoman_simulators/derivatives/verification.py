@@ -105,8 +105,8 @@ def confirm_directional(
         step = max(magnitude / steepest, _MIN_MOVE * step)
     terms = step * slopes
     if not noise and _is_precise(terms, magnitudes).all():
-        values = _BothSides(values, x, value, step * vec)
-        if values.confirm_elements(step * derivative, terms):
+        values = _BothSides(values, x, value)
+        if values.confirm_elements(step * vec, step * derivative, terms):
             return
     function = PointFunction(values, x, value, noise=noise)
     relative = np.divide(terms, function.magnitude, out=np.zeros(len(terms)), where=function.magnitude > 0)
@@ -136,12 +136,10 @@ def confirm_gradient(
         steep = terms > magnitude
         scales[steep] = np.maximum(magnitude / np.abs(gradient[steep]), _MIN_MOVE * np.abs(x[steep]))
         terms = np.abs(gradient) * scales
-    moves, terms, total = scales * pattern, terms * moved, float(terms.dot(moved))
-    visible = _visible_terms(total, ROUNDING_ERROR * magnitude, _SHORTEST_STEP)
-    is_precise = not noise and _is_precise(total, magnitude)
-    if is_precise and np.count_nonzero(x) == len(x) and terms.min() >= visible:
-        values = _BothSides(values, x, value, moves)
-        if values.confirm_sum(sens, float(gradient.dot(moves)), total):
+    moves, terms = scales * pattern, terms * moved
+    if not noise and np.count_nonzero(x) == len(x):
+        values = _BothSides(values, x, value)
+        if _confirm_usual_gradient(values, sens, gradient, moves, terms, magnitude):
             return
     function = PointFunction(values, x, value, sens, noise)
     raised = raised_scales(x)
@@ -167,54 +165,78 @@ def _is_precise(terms: Any, magnitude: Any) -> Any:
     return ROUNDING_ERROR * magnitude < _ROUNDING_OF_TERMS * _SHORTEST_STEP * terms
 
 
-def _agrees(derivative: Any, terms: Any, above: Any, below: Any, center: Any) -> Any:
+def _agrees(derivative: Any, terms: Any, magnitude: Any, above: Any, below: Any, center: Any) -> Any:
     """Return whether values at the shortest step confirm a derivative: close, and without a kink, as in `_confirm`.
 
     All are numbers, or arrays with an element for each output.
     """
     slope = (above - below) / (2 * _SHORTEST_STEP)
     curvature = abs(above + below - 2 * center) / (2 * _SHORTEST_STEP)
-    return (abs(derivative - slope) <= _tolerance(_SHORTEST_STEP) * terms) & (curvature <= _KINK_CURVATURE * terms)
+    tolerance = _tolerance(_SHORTEST_STEP) * terms + ROUNDING_ERROR * magnitude / _SHORTEST_STEP
+    return (abs(derivative - slope) <= tolerance) & (curvature <= _KINK_CURVATURE * terms)
 
 
 class _BothSides:
     """The values of a function at the shortest step on both sides of x, which are compared with a derivative.
 
-    Called as a function it evaluates at any point, and returns these two values again, so that no point is evaluated
-    twice.
+    Called as a function it evaluates at any point, and returns these values again, so that no point is evaluated twice.
     """
 
-    def __init__(self, values: Values, x: Vector, value: Vector, direction: Vector) -> None:
-        self._values, self._value = values, value
-        moved = _SHORTEST_STEP * direction
-        self._points = (x + moved, x - moved)
+    def __init__(self, values: Values, x: Vector, value: Vector) -> None:
+        self._values, self._x, self._value = values, x, value
         self._results: dict[bytes, Vector] = {}
 
-    def confirm_elements(self, derivative: Vector, terms: Vector) -> bool:
-        """Return whether these confirm the derivative of each element."""
+    def confirm_elements(self, direction: Vector, derivative: Vector, terms: Vector) -> bool:
+        """Return whether values along a direction confirm the derivative of each element."""
         with np.errstate(all="ignore"):
             if has_single_precision(self._value):
                 return False
-            above, below = self._evaluate()
-            return bool(_agrees(derivative, terms, above, below, self._value).all())
+            above, below = self._evaluate(direction)
+            return bool(_agrees(derivative, terms, np.abs(self._value), above, below, self._value).all())
 
-    def confirm_sum(self, sens: Vector, derivative: float, terms: float) -> bool:
-        """Return whether these confirm the derivative of the sum of all elements with the factors `sens`."""
+    def confirm_sum(self, direction: Vector, sens: Vector, derivative: float, terms: float, magnitude: float) -> bool:
+        """Return whether values along a direction confirm the derivative of sens · values."""
         with np.errstate(all="ignore"):
             if has_single_precision(self._value):
                 return False
-            above, below, center = np.array((*self._evaluate(), self._value)).dot(sens).tolist()
-            return bool(_agrees(derivative, terms, above, below, center))
+            above, below, center = np.array((*self._evaluate(direction), self._value)).dot(sens).tolist()
+            return bool(_agrees(derivative, terms, magnitude, above, below, center))
 
-    def _evaluate(self) -> list[Vector]:
-        keys = [point.tobytes() for point in self._points]  # before the function can change them
-        results = [evaluate_or_nan(self._values, point, len(self._value)) for point in self._points]
-        self._results = dict(zip(keys, results, strict=True))
+    def _evaluate(self, direction: Vector) -> list[Vector]:
+        moved = _SHORTEST_STEP * direction
+        points = (self._x + moved, self._x - moved)
+        keys = [point.tobytes() for point in points]  # before the function can change them
+        results = [evaluate_or_nan(self._values, point, len(self._value)) for point in points]
+        self._results.update(zip(keys, results, strict=True))
         return results
 
     def __call__(self, x: Vector) -> Vector:
         result = self._results.pop(x.tobytes(), None)
         return self._values(x) if result is None else result
+
+
+def _confirm_usual_gradient(
+    values: _BothSides, sens: Vector, gradient: Vector, moves: Vector, terms: Vector, magnitude: float
+) -> bool:
+    """Confirm components together, then those whose terms are too small to be visible beside the others, and so on.
+
+    Return whether all are confirmed.
+    """
+    for _ in range(_MAX_ROUNDS):
+        total = float(terms.sum())
+        if not _is_precise(total, magnitude):
+            return False
+        if not values.confirm_sum(moves, sens, float(gradient.dot(moves)), total, magnitude):
+            return False
+        visible = _visible_terms(total, ROUNDING_ERROR * magnitude, _SHORTEST_STEP)
+        is_weak = (terms < visible) & (moves != 0)
+        count = np.count_nonzero(is_weak)
+        if not count:
+            return True
+        if count == np.count_nonzero(moves):
+            return False
+        moves, terms = np.where(is_weak, moves, 0.0), np.where(is_weak, terms, 0.0)
+    return False
 
 
 # --- all other cases -----------------------------------------------------------------------------------------
