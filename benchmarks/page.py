@@ -47,6 +47,7 @@ _COLUMNS = (
     ("ratio", "ratio of p50", "{:.2f}"),
     ("kib_each", "KiB/connection", "{:.1f}"),
     ("ready_s", "start s", "{:.2f}"),
+    ("ready_cpu_s", "start CPU s", "{:.2f}"),
     ("first_ms", "first call ms", "{:.2f}"),
     ("processes", "processes", "{:.0f}"),
     ("pss_mib", "PSS MiB", "{:,.0f}"),

@@ -43,9 +43,9 @@ class Process:
         raise RuntimeError(f"the server did not become ready; its log: {self.log.read_text(errors='replace')[-2000:]}")
 
     def cpu_s(self) -> float:
-        """Return the CPU time used so far."""
+        """Return the CPU time used so far, also by child processes that have exited."""
         stats = filter(None, map(_stat, self.pids()))
-        return sum(int(f[11]) + int(f[12]) for f in stats) / _TICKS
+        return sum(sum(map(int, f[11:15])) for f in stats) / _TICKS
 
     def open_files(self) -> int:
         """Return the number of open files of all processes."""
