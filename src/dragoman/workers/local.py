@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, closing, suppress
 from typing import Any
 
-from dragoman.core.calls import Request
+from dragoman.core.calls import Generate, Request
 from dragoman.core.errors import NotReady, WorkerLost, public_text
 from dragoman.core.foreign_code import public_error
 from dragoman.core.metrics import Family
@@ -99,12 +99,15 @@ class InlinePool:
         if self.executor is None:
             raise unloading(self.spec)
         count, call, interruptible = 0, request.call, _Interruptible(self)
+        running, task, is_text = self.running, interruptible.task, type(call) is Generate
         async with aclosing(self.executor.stream_async(request)) as chunks:
             with interruptible:
                 async for chunk in chunks:
-                    interruptible.leave()  # the reader of the stream must not be cancelled
-                    yield copy_outputs(chunk, call)
-                    interruptible.enter()
+                    running.discard(task)  # the reader of the stream must not be cancelled
+                    yield chunk if is_text else copy_outputs(chunk, call)
+                    if self.executor is None:
+                        raise unloading(self.spec)
+                    running.add(task)
                     count += 1
                     if not count % _CHUNKS_PER_TURN:
                         await asyncio.sleep(0)
@@ -126,36 +129,27 @@ class InlinePool:
 class _Interruptible:
     """Context in which `InlinePool.close` cancels the current task. A generator would take three times as long.
 
-    It can be left for a while. Raises NotReady if it was `close` that cancelled the task, as `asyncio.timeout` does.
+    Raises NotReady if it was `close` that cancelled the task, as `asyncio.timeout` does.
     """
 
-    __slots__ = ("_pool", "_task")
+    __slots__ = ("_pool", "task")
 
     def __init__(self, pool: InlinePool) -> None:
         task = asyncio.current_task()
         assert task is not None, "a pool is called from a task"
         self._pool = pool
-        self._task = task
+        self.task = task
 
     def __enter__(self) -> None:
-        self._pool.running.add(self._task)
-
-    def leave(self) -> None:
-        self._pool.running.discard(self._task)
-
-    def enter(self) -> None:
-        """Enter again. Raises NotReady if the pool was closed meanwhile."""
-        if self._pool.executor is None:
-            raise unloading(self._pool.spec)
-        self._pool.running.add(self._task)
+        self._pool.running.add(self.task)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         pool = self._pool
-        pool.running.discard(self._task)
+        pool.running.discard(self.task)
         if pool.executor is None:
             if not pool.running:
                 pool.idle.set()
-            if kind is not None and issubclass(kind, asyncio.CancelledError) and not self._task.uncancel():
+            if kind is not None and issubclass(kind, asyncio.CancelledError) and not self.task.uncancel():
                 raise unloading(pool.spec) from None
 
 
