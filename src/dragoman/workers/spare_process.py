@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -102,7 +103,9 @@ def fork_spare() -> None:
             stream.flush()
     parent = os.getpid()
     try:
-        pid = os.fork()
+        with warnings.catch_warnings():  # Python 3.12 warns of the threads of OpenBLAS, which it ends first
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
     except OSError:  # no process may be added: a model says so, if there is one
         ours.close()
         theirs.close()
