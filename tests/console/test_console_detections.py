@@ -55,9 +55,57 @@ class Segmenter(dragoman.Model):
         return {"classes": (image[:, 0, ::2, ::2] > 0.5) * 3, "depth": image[:, :1] * 10}
 
 
+SIDE = 96
+CELLS_OF_SIDE = 12 * 12 + 6 * 6 + 3 * 3
+
+
+class Poses(dragoman.Model):
+    """YOLO with points: a person in the middle, whose last point is not seen."""
+
+    placement = "inline"
+    inputs = (dragoman.TensorSpec("images", dragoman.FP32, (1, 3, SIDE, SIDE)),)
+    outputs: tuple[dragoman.TensorSpec, ...] = (dragoman.TensorSpec("output0", dragoman.FP32, (1, 56, CELLS_OF_SIDE)),)
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        head = np.zeros((1, 56, CELLS_OF_SIDE), np.float32)
+        points = [(15 + 12 * (i % 6), 20 + 20 * (i // 6), 0.9 if i < 16 else 0.1) for i in range(17)]
+        head[0, :, 50] = [48, 48, 80, 80, 0.8, *np.ravel(points)]
+        return {"output0": head}
+
+
+class Masks(Poses):
+    """YOLO with masks, of two classes: the left half of a box."""
+
+    outputs = (
+        dragoman.TensorSpec("output0", dragoman.FP32, (1, 38, CELLS_OF_SIDE)),
+        dragoman.TensorSpec("output1", dragoman.FP32, (1, 32, 24, 24)),
+    )
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        head = np.zeros((1, 38, CELLS_OF_SIDE), np.float32)
+        head[0, :, 50] = [48, 48, 48, 64, 0.1, 0.8, 2, -1, *[0] * 30]
+        head[0, 6:, 7] = -3  # of a cell without a box
+        prototypes = np.zeros((1, 32, 24, 24), np.float32)
+        prototypes[0, 0, :, :12], prototypes[0, 0, :, 12:] = 1, -1
+        prototypes[0, 1] = 1
+        return {"output0": head, "output1": prototypes}
+
+
+class Results(Poses):
+    """The same poses after suppression, a row each."""
+
+    outputs = (dragoman.TensorSpec("output0", dragoman.FP32, (1, 20, 57)),)
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        rows = np.zeros((1, 20, 57), np.float32)
+        column = super().infer(call)["output0"][0, :, 50]
+        rows[0, 0] = [8, 8, 88, 88, 0.8, 0, *column[5:]]
+        return {"output0": rows}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def opened(chromium: Any) -> AsyncIterator[Browser]:
-    async with serve_page(chromium, Finder, Segmenter) as page:
+    async with serve_page(chromium, Finder, Segmenter, Poses, Masks, Results) as page:
         yield page
 
 
@@ -391,3 +439,41 @@ async def test_grids_of_classes_and_pictures_are_told_apart(browser: Browser) ->
         [None, [0.5, 1.5]],
         [None, None],
     ]
+
+
+async def drawn_above(browser: Browser, model: str) -> list[list[int]]:
+    """Return the red, green, blue and alpha of each pixel above the photo, row by row."""
+    page = browser.page
+    await browser.open(f"/#/models/{model}")
+    await page.set_input_files("input[type=file]", red_square(SIDE, SIDE))
+    await browser.press("Run")
+    boxes = page.get_by_label("Boxes on the photo")
+    await boxes.get_by_text("1 box of").wait_for()
+    await browser.keep(f"boxes-{model}")
+    script = """(canvas) => {
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        return Array.from({ length: data.length / 4 }, (_, i) => [...data.slice(4 * i, 4 * i + 4)]);
+    }"""
+    found: list[list[int]] = await boxes.locator(".overlay canvas").nth(1).evaluate(script)
+    return found
+
+
+@pytest.mark.parametrize("model", ["Poses", "Results"])
+async def test_the_points_of_a_pose_are_drawn(browser: Browser, model: str) -> None:
+    pixels = np.array(await drawn_above(browser, model)).reshape(SIDE, SIDE, 4)
+    for i in range(16):
+        assert (pixels[20 + 20 * (i // 6), 15 + 12 * (i % 6)] > 200).all(), f"point {i} is not there"
+    assert (pixels[56:64, 58:70, 3] == 0).all(), "the last point was not seen"
+    assert (pixels[60, 40:50, 3] > 0).all(), "13 and 15 are joined"
+    assert (pixels[:14, :, 3] == 0).all()
+
+
+async def test_the_masks_of_a_detector_are_drawn(browser: Browser) -> None:
+    pixels = np.array(await drawn_above(browser, "Masks")).reshape(SIDE, SIDE, 4)
+    inside = np.zeros((SIDE, SIDE), bool)
+    inside[20:76, 28:44] = True  # of the box from (24, 16) to (72, 80), without the cells at its edges
+    assert (pixels[inside][:, 3] > 100).all()
+    assert (pixels[:, 52:, 3] == 0).all(), "the sum is negative there"
+    assert (pixels[:12, :, 3] == 0).all(), "outside of the box"
+    assert await browser.page.get_by_label("Output output1").count() == 0, "prototypes are not a picture"
+    assert await browser.page.get_by_label("Output output0").count() == 1

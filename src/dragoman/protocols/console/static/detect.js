@@ -1,5 +1,6 @@
 // Boxes of objects from the outputs of detectors: pure functions of the numbers. A box is { x0, y0, x1, y1, score, index } in
-// pixels of the picture that was sent; `index` is that of the class. Outputs: { name, datatype, shape, data } each.
+// pixels of the picture that was sent; `index` is that of the class, and `rest`, if there is one, has the further numbers of its
+// row: coefficients of a mask, or points of a pose. Outputs: { name, datatype, shape, data } each.
 import { softmax } from "./reading.js";
 import { isFloat } from "./tensors.js";
 
@@ -52,7 +53,7 @@ function collect(count, rows, order, { width, height }, suppresses) {
     if (!row || !(row.score >= MIN_SCORE) || row.box.some((v) => v === null)) continue;
     for (const v of row.box) most = Math.max(most, Math.abs(v));
     const [x0, y0, x1, y1] = ORDERS[order](...row.box);
-    if (x1 > x0 && y1 > y0) found.push({ x0, y0, x1, y1, score: row.score, index: row.index });
+    if (x1 > x0 && y1 > y0) found.push({ x0, y0, x1, y1, score: row.score, index: row.index, row: i });
   }
   if (most <= NORMALIZED) {
     for (const box of found) Object.assign(box, { x0: box.x0 * width, x1: box.x1 * width, y0: box.y0 * height, y1: box.y1 * height });
@@ -99,13 +100,15 @@ function readGrid(tensor, { isTransposed, hasObjectness, isRelative }, n, size, 
   const classes = scoreColumns(width, from, count, at);
   const places = isRelative ? cellsOf(size, count) : null;
   const absolute = ([x, y, w, h], cell) => [(x + cell.x) * cell.stride, (y + cell.y) * cell.stride, Math.exp(w) * cell.stride, Math.exp(h) * cell.stride];
-  return collect(count, (i) => {
+  const rest = (i) => Array.from({ length: width - from - classes }, (_, k) => at(i, from + classes + k));
+  const boxes = collect(count, (i) => {
     const object = hasObjectness ? at(i, 4) : 1;
     if (classes === 0 && !hasObjectness) return null;
     const { score, index } = classes > 0 ? best(classes, (k) => at(i, from + k)) : { score: 1, index: 0 };
     const box = [at(i, 0), at(i, 1), at(i, 2), at(i, 3)];
     return { box: places ? absolute(box, places[i]) : box, score: object * score, index };
   }, order, size, true);
+  return boxes.map((box) => ({ ...box, rest: rest(box.row) }));
 }
 
 // Whether a head has a box for each cell, some with a negative size, which is a logarithm then.
@@ -142,16 +145,17 @@ function grids(tensor, size, names) {
   return hasObjectness ? [objects, plain] : [plain, objects];
 }
 
-// Rows that are results: corners, score and class, [n, boxes, 6]; or the picture, corners, class and score, [boxes, 7].
+// Rows that are results: corners, score, class and perhaps more, [n, boxes, 6 or more]; or the picture, corners, class and score, [boxes, 7].
 function rowsHeads(tensor, size) {
   const { shape } = tensor;
   if (!isFloat(tensor)) return [];
-  if (shape.length === 3 && shape[2] === 6 && shape[1] <= MAX_BOXES) {
+  if (shape.length === 3 && shape[2] >= 6 && shape[1] <= MAX_BOXES && !hasCells(shape[2], size, 1)) {
     const { flat } = tensor;
-    const at = (n, i, k) => flat[(n * shape[1] + i) * 6 + k];
+    const at = (n, i, k) => flat[(n * shape[1] + i) * shape[2] + k];
     const isRow = (n, i) => at(n, i, 4) >= 0 && at(n, i, 4) <= 1 && Number.isInteger(at(n, i, 5)) && at(n, i, 5) >= -1;
     const isCertain = shape[1] > 0 && Array.from({ length: shape[0] * shape[1] }, (_, j) => isRow(Math.floor(j / shape[1]), j % shape[1])).every(Boolean);
-    const read = (n, order) => collect(shape[1], (i) => ({ box: [0, 1, 2, 3].map((k) => at(n, i, k)), score: at(n, i, 4), index: at(n, i, 5) }), order, size, false);
+    const read = (n, order) => collect(shape[1], (i) => ({ box: [0, 1, 2, 3].map((k) => at(n, i, k)), score: at(n, i, 4), index: at(n, i, 5) }), order, size, false)
+      .map((box) => ({ ...box, rest: Array.from({ length: shape[2] - 6 }, (_, k) => at(n, box.row, 6 + k)) }));
     return isCertain ? [{ kind: "results: box, score, class", isCertain, orders: Object.keys(ORDERS), read }] : [];
   }
   if (shape.length === 2 && shape[1] === 7) {
@@ -220,6 +224,9 @@ function ordersOf(name, isDetr) {
 // pictures that were sent, `names` are of the classes or null.
 export function headsOf(outputs, size, names = null) {
   const usable = outputs.filter((t) => Array.isArray(t.data)).map((t) => ({ ...t, flat: t.data.flat(Infinity) }));
-  const found = [...separate(usable, size, names), ...usable.flatMap((t) => rowsHeads(t, size)), ...usable.flatMap((t) => grids(t, size, names))];
+  // Of masks: as many planes as each box has numbers at its end.
+  const prototypes = usable.find((t) => isFloat(t) && t.shape.length === 4 && usable.some(({ shape }) => shape.length === 3 && Math.min(shape[1], shape[2]) >= t.shape[1] + 5));
+  const rows = [...usable.flatMap((t) => rowsHeads(t, size)), ...usable.flatMap((t) => grids(t, size, names))];
+  const found = [...separate(usable, size, names), ...rows.map((head) => ({ ...head, prototypes }))];
   return [...found.filter((head) => head.isCertain), ...found.filter((head) => !head.isCertain)];
 }

@@ -155,5 +155,5 @@ export function Outputs({ outputs, model, sent = [], rate = DEFAULT_RATE }) {
   const names = Object.values(model.labels ?? {})[0] ?? null;
   const heads = useMemo(() => (sent.length > 0 ? headsOf(outputs, sent[0], names) : []), [outputs]);
   return html`${heads.length > 0 && html`<${Guarded}><${Detections} heads=${heads} sent=${sent} names=${names} /></${Guarded}>`}
-    ${outputs.map((tensor) => html`<${Guarded} key=${tensor.name}><${Output} tensor=${tensor} context=${contextOf(tensor, model, sent, own > 0 ? own : rate)} /></${Guarded}>`)}`;
+    ${outputs.filter(({ name }) => !(heads[0]?.isCertain && heads[0].prototypes?.name === name)).map((tensor) => html`<${Guarded} key=${tensor.name}><${Output} tensor=${tensor} context=${contextOf(tensor, model, sent, own > 0 ? own : rate)} /></${Guarded}>`)}`;
 }
