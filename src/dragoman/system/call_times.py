@@ -104,6 +104,23 @@ class ClockOffset:
         self.offset_s = 0.0  # their clock minus ours
         self._way_s = float("inf")
         self._measured_s = 0.0
+        self._last_s = float("-inf"), float("-inf")  # the end of the last computation, by their clock and by ours
+
+    def convert(self, started_s: float, computed_s: float, sent_s: float, now_s: float) -> tuple[float, float]:
+        """Return when the other machine began and ended to compute a call, by our clock; `computed_s` 0 stays 0.
+
+        It took as long as it says, after it was sent and before now. A better estimate of the offset moves later calls
+        only: what began there after the end of another computation is not reported to have begun before it.
+        """
+        compute_s = max(0.0, min(computed_s - started_s, now_s - sent_s)) if computed_s else 0.0
+        started = min(max(sent_s, started_s - self.offset_s), now_s - compute_s)
+        if started_s >= self._last_s[0]:
+            started = max(started, self._last_s[1])
+        if not computed_s:
+            return started, 0.0
+        computed = min(started + compute_s, now_s)
+        self._last_s = max(self._last_s, (computed_s, computed))
+        return started, computed
 
     def measure(self, sent_s: float, theirs: Stamps, arrived_s: float) -> None:
         """Improve the estimate by a call."""

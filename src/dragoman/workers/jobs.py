@@ -234,14 +234,12 @@ class JobSender:
             self.channel.send(encode(FrameKind.CANCEL, job.number))
 
     def take_stamps(self, job: Job, frame: Frame) -> None:
-        """Record when the other process has computed a call: as long as it says, after it was sent and before now."""
+        """Record when the other process has computed a call."""
         _, started_s, computed_s, _ = frame.stamps
         if job.request is None or not started_s:
             return
-        times, now_s = job.request.times, time.monotonic()
-        compute_s = max(0.0, min(computed_s - started_s, now_s - job.sent_s)) if computed_s else 0.0
-        times.started_s = min(max(job.sent_s, started_s - self.clock.offset_s), now_s - compute_s)
-        times.computed_s = times.started_s + compute_s if computed_s else 0.0
+        times = job.request.times
+        times.started_s, times.computed_s = self.clock.convert(started_s, computed_s, job.sent_s, time.monotonic())
 
     def take_times(self, job: Job, frame: Frame) -> None:
         """Record the batch of a call and the calls that it made, of which only an engine knows."""
