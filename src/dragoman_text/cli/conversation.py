@@ -18,15 +18,16 @@ from dragoman_text.cli.chat_session import ChatSession, PlainWriter, Writer, pri
 _QUOTES = '"""'
 _MAX_HISTORY = 1000
 _MAX_COPIED = 100_000  # characters; terminals ignore more
-# What /set takes, as the API names it.
-_SETTINGS: Mapping[str, Callable[[str], Any]] = {
-    "temperature": float,
-    "top_p": float,
-    "max_tokens": int,
-    "seed": int,
-    "frequency_penalty": float,
-    "presence_penalty": float,
+# What /set takes, as the API names it: the type and which values are accepted.
+_SETTINGS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "temperature": (float, "a number from 0, such as 0.7"),
+    "top_p": (float, "a number above 0, at most 1"),
+    "max_tokens": (int, "a whole number from 1"),
+    "seed": (int, "a whole number"),
+    "frequency_penalty": (float, "a number from -2 to 2"),
+    "presence_penalty": (float, "a number from -2 to 2"),
 }
+_DEFAULT = "default"  # unsets a setting
 
 
 class Conversation:
@@ -139,23 +140,26 @@ class Conversation:
         options = self._chat.options
         name, _, value = text.partition(" ")
         name = name.replace("-", "_")
-        if not name:
+        value = value.strip()
+        if name and name not in _SETTINGS:
+            raise InvalidInput(f"unknown setting '{name}'{suggestion(name, _SETTINGS) or '; /set lists them'}")
+        if not value:
             defaults = read_defaults(self._chat.connection, self._chat.model)
-            for each in _SETTINGS:
+            for each in [name] if name else _SETTINGS:
                 default = f"({f'{defaults[each]}, ' if each in defaults else ''}default of the server)"
                 print(f"  {each:<20}{options.get(each, _dim(default))}")
+            if name:
+                print(_dim(f"  expected {_SETTINGS[name][1]}, or {_DEFAULT}"))
             return
-        if name not in _SETTINGS:
-            raise InvalidInput(f"unknown setting '{name}'{suggestion(name, _SETTINGS) or '; /set lists them'}")
-        if not value.strip():
+        if value == _DEFAULT:
             options.pop(name, None)
             print(_dim(f"({name}: default of the server)"))
             return
+        convert, expected = _SETTINGS[name]
         try:
-            options[name] = _SETTINGS[name](value)
+            options[name] = convert(value)
         except ValueError:
-            kind = "a whole number" if _SETTINGS[name] is int else "a number"
-            raise InvalidInput(f"{name}: expected {kind}, got '{value}'") from None
+            raise InvalidInput(f"{name}: expected {expected}, or {_DEFAULT}, got '{value}'") from None
         print(_dim(f"({name}: {options[name]})"))
 
     def _model(self, name: str) -> None:

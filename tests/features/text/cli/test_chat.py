@@ -134,20 +134,23 @@ async def test_commands(tmp_path: Path) -> None:
         assert contents(server) == [("system", "short"), ("user", "one")]
         await chat.send("/set temperature 0.2", "temperature: 0.2")
         await chat.send("/set max-tokens 5", "max_tokens: 5")
-        await chat.send("/set seed 1.5", "seed: expected a whole number, got '1.5'")
+        await chat.send("/set seed 1.5", "seed: expected a whole number, or default, got '1.5'")
         await chat.send("/set temprature 1", "unknown setting 'temprature'; did you mean 'temperature'")
         await chat.send("/set", r"temperature +0.2\n  top_p +\(default of the server\)")
         await chat.send("/retry", "re: one")
         assert contents(server) == [("system", "short"), ("user", "one")]  # not twice
         assert (server.bodies[-1]["temperature"], server.bodies[-1]["max_tokens"]) == (0.2, 5)
-        await chat.send("/set temperature", "temperature: default of the server")
+        shown = await chat.send("/set temperature", r"expected a number from 0, such as 0.7, or default")
+        assert re.search(r"  temperature +0.2\n", shown)
+        await chat.send("/set seed", r"  seed +\(default of the server\)\n  expected a whole number, or default")
+        await chat.send("/set temperature default", "temperature: default of the server")
         await chat.send("two", "re: two")
         assert "temperature" not in server.bodies[-1]
         assert contents(server)[1:] == [("user", "one"), ("assistant", "re: one"), ("user", "two")]
         await chat.send("/model lrge", "has no language model 'lrge'; did you mean 'large'")
         await chat.send("/model", r"\* small\n  large")
         await chat.send("/model large", r"\(large\)")
-        await chat.send("/set max_tokens", "max_tokens: default of the server")
+        await chat.send("/set max_tokens default", "max_tokens: default of the server")
         await chat.send("/set", r"max_tokens +\(default of the server\)")  # the server does not say
         await chat.send("fail", "dragoman: out of ink")
         await chat.send("three", "re: three")
