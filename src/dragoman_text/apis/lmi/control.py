@@ -106,7 +106,11 @@ def _models(http: HttpRequest) -> EngineCall[tuple[IndexEntry, ...], HttpRespons
     def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
         at = start or 0
         end = at + (limit or messages.MAX_LISTED)
-        value: dict[str, Any] = {"models": [_entry(e) for e in response.answer[at:end]]}
+        entries = response.answer[at:end]
+        # `data` is for clients of OpenAI's API whose base URL lacks /v1.
+        names = dict.fromkeys(e.name for e in entries if e.state == "READY")
+        cards = [{"id": name, "object": "model", "created": 0, "owned_by": "dragoman"} for name in names]
+        value: dict[str, Any] = {"models": [_entry(e) for e in entries], "object": "list", "data": cards}
         if end < len(response.answer):
             value["nextPageToken"] = str(end)
         return json_response(value)

@@ -179,6 +179,13 @@ async def test_openai_from_a_thread(server: TextServer) -> None:
         assert response.choices[0].text == "two one"
 
 
+async def test_models_of_openai_without_v1_in_the_url(server: TextServer) -> None:
+    async with openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
+        assert [m.id async for m in client.models.list()] == ["ReverseModel"]
+        with pytest.raises(openai.NotFoundError, match="did you mean /v1/chat/completions"):
+            await client.chat.completions.create(model="ReverseModel", messages=[{"role": "user", "content": "a"}])
+
+
 async def test_openai_models(client: openai.AsyncOpenAI) -> None:
     assert [m.id async for m in client.models.list()] == ["ReverseModel", "pirate", "ReverseModel:pirate"]
     assert (await client.models.retrieve("ReverseModel")).object == "model"
