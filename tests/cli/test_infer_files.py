@@ -66,6 +66,16 @@ class Scores(dragoman.Model):
         return {"scores": scores, "class": which}
 
 
+class Estimator(Scores):
+    """Returns classes, and scores on request, as classifiers of scikit-learn do."""
+
+    outputs = (Scores.outputs[1], TensorSpec("scores", FP32, (-1, 7), optional=True))
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        found = super().infer(call)
+        return {name: found[name] for name in call.outputs or ("class",)}
+
+
 class Wide(dragoman.Model):
     """Return so many numbers, 0 1 2 ..., in two rows of one image; NaN instead of 0."""
 
@@ -80,7 +90,7 @@ class Wide(dragoman.Model):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
-    async with Server(Both, Pair, Houses, Scores, Wide, http_port=0, grpc_port=-1) as server:
+    async with Server(Both, Pair, Houses, Scores, Estimator, Wide, http_port=0, grpc_port=-1) as server:
         yield server
 
 
@@ -305,3 +315,16 @@ async def test_missing_inputs_are_listed_after_the_message(server: Server, capsy
     assert await run("infer", server.http_url, "Houses", "town=Bath", "area=50") == 2
     assert ".;" not in (text := capsys.readouterr().err)
     assert text.endswith("; not given: rooms=... (FP64[-1])\n")
+
+
+async def test_scores_with_names_are_asked_for(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a table for a reader, unless outputs are named; programs get the outputs of the model's choice."""
+    assert await run("infer", server.http_url, "Estimator", "5") == 0
+    shown = capsys.readouterr().out
+    assert "fox" in shown
+    assert [line.split()[0] for line in shown.splitlines() if "0.9" in line] == ["fox"]
+    assert await run("infer", server.http_url, "Estimator", "5", "--output", "class") == 0
+    assert "0.9" not in capsys.readouterr().out
+    assert [*await infer(capsys, server, "Estimator", "5")] == ["class"]
+    assert await run("infer", server.http_url, "Estimator", "5", "--format", "csv") == 0
+    assert capsys.readouterr().out.splitlines()[0] == "class"

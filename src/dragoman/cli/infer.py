@@ -139,7 +139,9 @@ def _infer(
     """Send a request and print its outputs."""
     from dragoman.cli.output_values import print_result
 
-    options: Any = {"version": arguments.version, "outputs": arguments.output, "parameters": parameters}
+    # Scores with class names for a reader, unless they were not asked for; programs get what the model returns.
+    outputs = arguments.output or (about.outputs if arguments.format == "table" else []) or None
+    options: Any = {"version": arguments.version, "outputs": outputs, "parameters": parameters}
     if arguments.stream:
         results = client.stream(arguments.model, inputs, **options)
     else:

@@ -79,6 +79,12 @@ class ModelPage:
         labels = self._content.get("labels")
         return {k: v for k, v in labels.items() if isinstance(v, list)} if isinstance(labels, dict) else {}
 
+    @property
+    def outputs(self) -> list[str]:
+        """Return the outputs to ask for, so that those with class names are among them; empty for the model's own."""
+        outputs = self._content.get("outputs")
+        return [each for each in outputs if isinstance(each, str)] if isinstance(outputs, list) else []
+
     def example_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of an input in the example that the model answers; () if it has none."""
         try:
