@@ -67,7 +67,21 @@ def seen(name: str, *shapes: tuple[int, ...]) -> type[dragoman.Model]:
     return Seen
 
 
+class Finder(dragoman.Model):
+    """Finds a box."""
+
+    placement = "inline"
+    inputs = (TensorSpec("x", UINT8, (-1, 4, 4, 3)),)
+    outputs = (TensorSpec("boxes", FP32, (-1, 4)), TensorSpec("scores", FP32, (-1,)))
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return {"boxes": np.array([[0, 0, 2, 2]], np.float32), "scores": np.ones(1, np.float32)}
+
+
+Finder.__name__ = Finder.__qualname__ = "finder"
+
 MODELS = (
+    Finder,
     seen("classes", (-1, 48)),
     seen("columns", (-1, 48, 1, 1)),
     seen("boxes", (-1, 16, 3)),
@@ -223,6 +237,16 @@ async def test_a_picture_fits_as_the_outputs_need(
     found, notes = await infer(capsys, server, words[0], "p.png", *words[1:])
     np.testing.assert_array_equal(found["y0"].reshape(4, 4, 3), np.asarray(expected))
     assert notes == f"p.png: 8x6 to 4x4 {note}, values 0..255, NHWC\n"
+
+
+async def test_where_boxes_are_drawn(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    place = f"drawn on the photo in the console: {server.http_url}/console#/models/finder"
+    assert await run("infer", server.http_url, "finder", "p.png") == 0
+    assert capsys.readouterr().err.splitlines()[1:] == [place]
+    assert await run("infer", server.http_url, "finder", "p.png", "--json") == 0
+    assert place not in capsys.readouterr().err
+    assert await run("infer", server.http_url, "boxes", "p.png") == 0
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 async def test_a_model_that_takes_files(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,6 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
             signature.outputs,
         )
         inputs = parse_inputs(arguments.values, arguments.data, signature, media)
+        if media.has_pictures and arguments.format == "table" and about.picture_hint:
+            media.notes.append(about.picture_hint)
         for note in media.notes:
             print(colour_text(printable(note), "2", sys.stderr), file=sys.stderr)
         if arguments.example:

@@ -49,6 +49,7 @@ class Media:
     outputs: Sequence[TensorSpec] = ()
     notes: list[str] = field(default_factory=list)
     rate: int = 0  # of the sounds that were read
+    has_pictures: bool = False  # that were read as pixels
 
     def read(self, text: str, spec: TensorSpec) -> Any:
         """Return the array or the list of bytes for one or more files, separated by commas; None for another text.
@@ -108,6 +109,7 @@ class Media:
         is_similar = abs(own[0] * width - own[1] * height) <= max(own) / 2  # but for rounding to pixels
         how = "" if (height, width) == own else f" to {width}x{height}{'' if is_similar else _HOW[fit]}"
         self.notes.append(f"{path}: {own[1]}x{own[0]}{how}, values {scale}, {settings.layout}")
+        self.has_pictures = True
         pixels = _as_type(pixels, spec)
         shape = spec.shape or ()
         if len(shape) == 2:

@@ -14,6 +14,7 @@ from dragoman.core.documents import parse_json
 from dragoman.core.errors import DragomanError, ModelNotFound, NotSupported
 from dragoman.core.signature import TensorSpec
 
+_DRAWN = ("detector", "segmentation")  # kinds of models whose boxes and masks the console draws
 _COLUMNS = 100  # of the table, unless the name of a tensor is long
 _EPILOG = f"""\
 {KEY_HELP}
@@ -61,8 +62,9 @@ class ModelPage:
 
     def __init__(self, connection: ServerConnection, model: str, version: str) -> None:
         self._connection = connection
+        self._name = quote(model, safe="")
         version = f"/versions/{quote(version, safe='')}" if version else ""
-        self._path = f"/console/models/{quote(model, safe='')}{version}"
+        self._path = f"/console/models/{self._name}{version}"
 
     @cached_property
     def _content(self) -> Mapping[str, Any]:
@@ -78,6 +80,13 @@ class ModelPage:
         """Return the class names by output and index."""
         labels = self._content.get("labels")
         return {k: v for k, v in labels.items() if isinstance(v, list)} if isinstance(labels, dict) else {}
+
+    @property
+    def picture_hint(self) -> str:
+        """Return where the answer to a photo is drawn on it; "" for a model whose answer has no places on a photo."""
+        if self._content.get("kind") not in _DRAWN:
+            return ""
+        return f"drawn on the photo in the console: {self._connection.url}/console#/models/{self._name}"
 
     @property
     def outputs(self) -> list[str]:
