@@ -1,6 +1,8 @@
 """Annotations give the signature and convert calls and results."""
 
 import inspect
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -396,3 +398,20 @@ def test_two_parameters_for_all_other_inputs_are_rejected() -> None:
     for function in (two, both):
         with pytest.raises(ModelFailed, match="expected one parameter for all other inputs"):
             TypedFunction(function)
+
+
+def test_a_named_tuple_does_not_import_pandas() -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from typing import NamedTuple\n"
+        "from dragoman.engine_setup import open_engine\n"
+        "class Pair(NamedTuple):\n    a: float\n    b: float\n"
+        "def pair(x: float) -> Pair:\n    return Pair(x, 2 * x)\n"
+        "async def main():\n"
+        "    async with open_engine(pair, placement='thread') as engine:\n"
+        "        return await engine.infer('pair', {'x': [1.5]})\n"
+        "found = asyncio.run(main())\n"
+        "print(found['a'], found['b'], 'pandas' in sys.modules)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()[-1] == "[1.5] [3.] False"

@@ -5,6 +5,7 @@ have no state, so all methods are class methods. Encoding methods accept the opt
 it: BYTES elements are always bytes here, and become text where a request is written as JSON.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
@@ -193,7 +194,8 @@ class CodecRegistry:
 
     def request_for_hint(self, hint: Any) -> type[RequestCodec] | None:
         """Return the codec of a whole request with this type hint; None if there is none."""
-        return next((c for c in self._all_requests() if _is_same(c.type_hint, hint)), None)
+        has_pandas = "pandas" in sys.modules  # else no hint can be of its types, and importing it takes half a second
+        return next((c for c in self._all_requests(has_pandas) if _is_same(c.type_hint, hint)), None)
 
     def custom_input_for_hint(self, hint: Any) -> type[InputCodec] | None:
         """As `input_for_hint`, among the codecs that are not built in."""
@@ -220,10 +222,12 @@ class CodecRegistry:
             with suppress(ModelFailed):  # its package is not installed, so no value can be of its type
                 yield self.input(name)
 
-    def _all_requests(self) -> Iterator[type[RequestCodec]]:
+    def _all_requests(self, has_pandas: bool = True) -> Iterator[type[RequestCodec]]:
         self._add_plugins()
         yield from [c for name, c in self._requests.items() if name not in _REQUEST]
         for name in _REQUEST:
+            if name == "pd" and not has_pandas:
+                continue
             with suppress(ModelFailed):
                 codec = self.request(name)
                 if codec is not None:
