@@ -272,6 +272,7 @@ async def test_a_model_that_takes_files(server: Server, capsys: pytest.CaptureFi
         (["fixed", "p.png", "--layout", "nhwc"], "expected 1, 3 or 4 channels, and as NHWC [-1, 3, 6, 8] has 8"),
         (["fixed", "text.png"], "'text.png' is not a picture"),
         (["fixed", "none.png"], "'none.png' cannot be read: No such file or directory"),
+        (["fixed", "@p.png"], "'@p.png' cannot be read: No such file or directory; did you mean p.png, without @?"),
         (["sound", "s.wav"], "'s.wav': expected a WAV file"),
         (["fixed", "photo.gif"], "or a file (.npy, .json, .csv, .tsv, .parquet, .png, .jpg, .jpeg, .webp, .bmp, .wav)"),
     ],

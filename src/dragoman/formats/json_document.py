@@ -25,13 +25,22 @@ def parse_document(text: Buffer, policy: Policy) -> Any:
     return _parse(bytes(text), policy, elements=False)
 
 
+def explain_invalid(text: bytes, error: ValueError) -> str:
+    """Return why a text is not JSON. The parser's words for bytes that are not UTF-8 are about surrogates."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as invalid:
+        return f"expected text in UTF-8, got the byte 0x{text[invalid.start]:02x} at offset {invalid.start}"
+    return str(error)
+
+
 def _parse(text: bytes, policy: Policy, *, elements: bool) -> Any:
     check_json(text, policy, elements=elements)
     try:
         is_simple = len(text) <= THREAD or text.count(b":") > _MANY_MEMBERS
         return fast_json.loads(text) if is_simple else _parse_long(text)
     except fast_json.JSONDecodeError as error:
-        raise InvalidInput(f"the request body is not valid JSON: {error}") from error
+        raise InvalidInput(f"the request body is not valid JSON: {explain_invalid(text, error)}") from error
 
 
 def _parse_long(text: bytes) -> Any:

@@ -22,6 +22,7 @@ from dragoman.core.sampling import (
 )
 from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.formats.exact_json import dump_json, load_json
+from dragoman.formats.json_document import explain_invalid
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.schema_keywords import remove_unenforced
 from dragoman.protocols.wire import (
@@ -58,7 +59,7 @@ def _parse_json(text: Buffer, policy: Policy) -> Any:
     try:
         return load_json(text)
     except ValueError as error:
-        raise InvalidInput(f"the request body is not valid JSON: {error}") from error
+        raise InvalidInput(f"the request body is not valid JSON: {explain_invalid(text, error)}") from error
 
 
 def json_body(body: Buffer, policy: Policy, parse: Callable[[Buffer, Policy], Any] = _parse_json) -> Any:

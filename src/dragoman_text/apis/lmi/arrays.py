@@ -26,7 +26,11 @@ from dragoman_text.apis.lmi.request import media_type, other_model
 _INPUT_KEYS = ("inputs", "instances", "data")  # names of the inputs in the requests of clients
 _FIELDS = (*_INPUT_KEYS, "parameters", "model_name")
 _OUTPUT_KEY = "predictions"
-_OTHER_TYPES = ("tensor/", "application/x-npy", "application/x-npz")  # of SageMaker and DJL
+# Of SageMaker and DJL, and of files that a client posts as they are.
+_OTHER_TYPES = (
+    *("tensor/", "application/x-npy", "application/x-npz"),
+    *("image/", "audio/", "video/", "multipart/"),
+)
 
 _Parsed = tuple[Infer, Sequence[str]]
 
@@ -40,7 +44,8 @@ def parse_arrays_request(
     if kind.startswith(_OTHER_TYPES):
         raise InvalidInput(
             f"content type '{kind}' is not supported for arrays: expected application/json or {CSV}; "
-            f"binary tensors are accepted at /v2/models/{model.name}/infer"
+            f"binary tensors are accepted at /v2/models/{model.name}/infer, "
+            "and 'dragoman infer' sends tables, pictures and sounds from files"
         )
     if not len(http.body):
         raise InvalidInput("the request body is empty")
@@ -64,7 +69,7 @@ def _accepts_csv(accept: str) -> bool:
 def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> _Parsed:
     body = json_body(http.body, policy, parse_document)
     if not isinstance(body, dict):
-        return Infer(single_tensor(body, model)), []
+        return Infer(parse_values(body, model, "inputs")), []
     names = {spec.name for spec in model.signature.inputs}
     unused: list[str] = []
     if "model_name" not in names:

@@ -81,6 +81,7 @@ DOUBLED = {"predictions": [[3.0, 4.0], [6.0, 8.0]]}
             json.dumps({"instances": [{"x": [1, 2]}, {"x": [3, 4]}]}),
             {"predictions": [[2, 4], [6, 8]]},
         ),
+        ("application/json", json.dumps([{"x": [1, 2]}, {"x": [3, 4]}]), {"predictions": [[2, 4], [6, 8]]}),
         ("", json.dumps(ROWS), DOUBLED),
     ],
 )
@@ -98,7 +99,9 @@ async def test_several_inputs_and_outputs(server: TextServer) -> None:
     path = "/predictions/joined"
     assert (await server.post(path, {"inputs": values})).json == expected
     assert (await server.post(path, values)).json == expected
-    assert (await server.post(path, {"instances": [{"a": 1, "b": 10.5}, {"a": 2, "b": 20.5}]})).json == expected
+    rows = [{"a": 1, "b": 10.5}, {"a": 2, "b": 20.5}]
+    assert (await server.post(path, {"instances": rows})).json == expected
+    assert (await server.post(path, rows)).json == expected
 
 
 async def test_responses_are_json(server: TextServer) -> None:
@@ -188,6 +191,11 @@ async def test_texts_and_bytes(server: TextServer) -> None:
         ("joined", "text/csv", b"1,2,3\n", "expected the columns 'a', 'b', got 3 without names"),
         ("Flowers", "text/csv", b"width,size\n1,2\n", "the table has no 'length'; the model has no 'size'"),
         ("Flowers", "text/csv", b"1,2,3\n", "input 'x'"),
+        ("double", "", b"\xff\xd8\xff", "not valid JSON: expected text in UTF-8, got the byte 0xff at offset 0"),
+        *(
+            ("double", kind, b"\xff\xd8", f"content type '{kind}' is not supported for arrays: expected")
+            for kind in ("image/jpeg", "audio/wav", "video/mp4", "multipart/form-data")
+        ),
         ("double", "tensor/ndlist", b"x", "binary tensors are accepted at /v2/models/double/infer"),
         ("double", "application/octet-stream", b"x", "'x'"),
     ],
