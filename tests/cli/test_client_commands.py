@@ -244,7 +244,7 @@ async def test_values_are_not_changed(server: Server, folder: Path, capsys: pyte
         (["Rows", "--data", '{"x": [[1, 2, 3, 1e400]]}'], "expected a number within 1.8e308, got 1e400"),
         (["Rows", "none.csv"], "'none.csv' cannot be read: No such file or directory"),
         (["Rows", "@none.csv"], "'@none.csv' cannot be read: No such file or directory\n"),
-        (["Rows", "@text.csv"], "'@text.csv' cannot be read: No such file or directory; did you mean text.csv, without"),
+        (["Rows", "@text.csv"], "'@text.csv' cannot be read: No such file or directory; did you mean text.csv, "),
         (["Rows", "--data", "@text.csv"], "did you mean text.csv, without @?"),
         (["Rows", "text.csv"], "input 'x': 'text.csv', line 2, column 2: expected FP32, got 'b'"),
         (["Rows", "underscore.csv"], "input 'x': 'underscore.csv', line 1, column 1: expected FP32, got '1_0'"),

@@ -26,11 +26,8 @@ from dragoman_text.apis.lmi.request import media_type, other_model
 _INPUT_KEYS = ("inputs", "instances", "data")  # names of the inputs in the requests of clients
 _FIELDS = (*_INPUT_KEYS, "parameters", "model_name")
 _OUTPUT_KEY = "predictions"
-# Of SageMaker and DJL, and of files that a client posts as they are.
-_OTHER_TYPES = (
-    *("tensor/", "application/x-npy", "application/x-npz"),
-    *("image/", "audio/", "video/", "multipart/"),
-)
+_FILE_TYPES = ("image/", "audio/", "video/", "multipart/")
+_OTHER_TYPES = ("tensor/", "application/x-npy", "application/x-npz", *_FILE_TYPES)  # of SageMaker and DJL, and files
 
 _Parsed = tuple[Infer, Sequence[str]]
 
