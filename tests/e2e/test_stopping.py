@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -299,3 +300,21 @@ def test_the_temporary_folder_of_a_killed_server_is_removed_by_a_later_one(tmp_p
         with running_server(*arguments, environment=environment):
             assert (left & folders(), own < folders(), len(folders())) == (set(), True, 4)
     assert folders() == set()
+
+
+def test_connections_that_wait_to_be_accepted_are_answered() -> None:
+    """Those that were made before the server stops are not reset when it closes its listening socket."""
+    with running_server(f"{TROUBLE}:Twice") as process:
+        process.popen.send_signal(signal.SIGSTOP)
+        clients = []
+        for _ in range(300):  # more than are accepted in an iteration of the event loop
+            client = socket.create_connection(("127.0.0.1", process.http_port), timeout=TIMEOUT_S)
+            client.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\n\r\n")
+            clients.append(client)
+        process.terminate()
+        process.popen.send_signal(signal.SIGCONT)
+        for client in clients:
+            with client, client.makefile("rb") as response:
+                text = response.read()  # to the end: the server closes the connection
+            assert text.startswith(b"HTTP/1.1 200"), text
+        assert process.wait_for_exit() == 0

@@ -31,6 +31,7 @@ log = logging.getLogger("dragoman.http")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _BACKLOG = 2048
 # Connections accepted in an iteration of the event loop.
+_READ_TURNS = 3  # of the event loop, in which it reads what new connections have sent
 _ACCEPTED_AT_ONCE = 64
 # Bytes read at a time to detect the protocol.
 _DETECTION_BYTES = 4096
@@ -95,6 +96,7 @@ class Listener:
         if tls is not None:
             tls.set_alpn_protocols(["h2", "http/1.1"] if http2 is not None else ["http/1.1"])
         self._servers: list[asyncio.Server] = []
+        self._bound: list[tuple[socket.socket, Mapping[str, Any]]] = []
         self._open: set[ListenerConnection] = set()
         self._accepting: set[socket.socket] = set()  # whose next connections are accepted in the next iteration
         self._connecting: set[asyncio.Task[None]] = set()
@@ -115,16 +117,26 @@ class Listener:
             factory = partial(self._accept_first, bound, options)
             server = await self.loop.create_server(factory, sock=bound, backlog=_BACKLOG, **options)
             self._servers.append(server)
+            self._bound.append((bound, options))
         return [s.getsockname()[1] for s in sockets]
 
     def begin_drain(self) -> None:
         """Close idle connections, and every other one after its next response; new ones are still accepted."""
         self.draining = True
-        for connection in [*self._open]:
-            connection.drain()
+        self._drain_after(_READ_TURNS, [*self._open])
+
+    def _drain_after(self, turns: int, connections: list[ListenerConnection]) -> None:
+        """Drain connections once what their clients have sent is read: else it would be lost, and they be reset."""
+        if turns:
+            self.loop.call_soon(self._drain_after, turns - 1, connections)
+            return
+        for connection in connections:
+            if connection in self._open:
+                connection.drain()
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new connection and let requests in flight finish, for at most `grace_s` seconds."""
+        await self._accept_waiting()
         for server in self._servers:
             server.close()
         for end, wait_s in (("drain", max(grace_s, 0.001)), ("cancel", _CANCEL_S), ("abort", _CANCEL_S)):
@@ -179,6 +191,25 @@ class Listener:
                     break  # without a free descriptor, uvloop resets every connection that waits
             else:
                 self._accept_later(bound, options)
+
+    async def _accept_waiting(self) -> None:
+        """Accept the connections that were made before now, and read what they have sent.
+
+        The system resets those that wait when a listening socket is closed, although their clients believe to be
+        connected. Only those made in the instant between the last accept and the close are still reset.
+        """
+        for bound, options in self._bound:
+            with suppress(OSError):  # none waits, or the process may have no more files
+                for _ in range(_BACKLOG):
+                    accepted, _ = bound.accept()
+                    accepted.setblocking(False)
+                    task = self.loop.create_task(self._connect(accepted, options))
+                    self._connecting.add(task)
+                    task.add_done_callback(self._connecting.discard)
+        if self._connecting:
+            await asyncio.wait({*self._connecting}, timeout=_CANCEL_S)
+        for _ in range(_READ_TURNS):
+            await asyncio.sleep(0)
 
     async def _connect(self, accepted: socket.socket, options: Mapping[str, Any]) -> None:
         with suppress(OSError):  # the client has left, or failed to agree on TLS
