@@ -173,7 +173,7 @@ def test_engines_of_tensorrt(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"ftrt")
         assert recognise(tmp_path / name) == "tensorrt"
     spec = ModelSpec(name="m", runtime="tensorrt", uri=str(tmp_path / "m.plan"))
-    with pytest.raises(ModelFailed, match="can run code when loaded; start with --allow-pickle"):
+    with pytest.raises(ModelFailed, match="can run code when it is loaded: start with --allow-pickle"):
         runtime("tensorrt").load(spec).load()
 
 

@@ -160,6 +160,7 @@ def _run_child(connection: socket.socket, parent: int) -> NoReturn:
     code = 1
     try:
         atexit._clear()  # those of the server
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # as a new interpreter has them
         code = _wait_and_work(connection, parent)
     except BaseException as error:
         if isinstance(error, SystemExit):

@@ -677,7 +677,9 @@ async def test_models_are_unloaded_and_loaded(tmp_path: Path) -> None:
     token = {"authorization": "Bearer open"}
     async with serve(write_model(tmp_path), control_token="open") as server:
         assert (await server.request("GET", "/models")).json == {
-            "models": [{"modelName": "custom", "modelUrl": "custom", "status": "READY"}]
+            "models": [{"modelName": "custom", "modelUrl": "custom", "status": "READY"}],
+            "object": "list",
+            "data": [{"id": "custom", "object": "model", "created": 0, "owned_by": "dragoman"}],
         }
         assert (await server.request("DELETE", "/models/custom")).status == 401
         unloaded = await server.request("DELETE", "/models/custom", headers=token)

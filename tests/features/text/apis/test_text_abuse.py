@@ -93,7 +93,7 @@ EXCESSIVE: list[tuple[tuple[str, Any], str]] = [
     (_lmi(repetition_penalty=1e-300), "`repetition_penalty` must be a number that is strictly positive, from 0.0001"),
     (_lmi(num_beams=2, length_penalty=1e308), "`length_penalty` must be a number >= -100.0 and <= 100.0"),
     (_tgi(temperature=1e300), "`temperature` must be a number that is strictly positive"),
-    (("/generate", b'{"inputs":"\xff\xfe"}'), "not valid UTF-8"),
+    (("/generate", b'{"inputs":"\xff\xfe"}'), "expected text in UTF-8, got the byte 0xff"),
     (("/invocations", b'{"inputs":"\\ud800"}'), "no low surrogate"),
     (("/v1/completions", b'{"prompt":' + b"[" * 9999 + b"]" * 9999 + b"}"), "JSON nests too deep"),
     (_lmi(guided_json=DEEP_SCHEMA), "`guided_json` must be a JSON schema"),

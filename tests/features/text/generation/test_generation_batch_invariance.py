@@ -65,9 +65,16 @@ def test_attention_of_a_sequence_does_not_depend_on_the_others(heads: tuple[int,
 
 
 @DTYPES
+@pytest.mark.parametrize("kernels", ["", "none"])
 async def test_the_metadata_say_whether_completions_depend_on_the_batch(
-    llama_folder: Path, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+    llama_folder: Path,
+    dtype: torch.dtype,
+    kernels: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    if kernels:
+        monkeypatch.setenv("KERNELS_FORM", kernels)
     name = str(dtype).removeprefix("torch.")
     with caplog.at_level("INFO", "dragoman.generation"):
         model = load_model(llama_folder, dtype=name)
@@ -82,6 +89,7 @@ async def test_rounding_that_depends_on_the_number_of_rows_is_reported(
     def rounds(states: torch.Tensor, *arguments: Any) -> torch.Tensor:
         return layer_norm(states, *arguments) * (1 + 1e-6 * len(states))
 
+    monkeypatch.setenv("KERNELS_FORM", "none")
     monkeypatch.setattr("dragoman_text.generation.fused.layer_norm", rounds)
     with caplog.at_level("INFO", "dragoman.generation"):
         model = load_model(llama_folder)
