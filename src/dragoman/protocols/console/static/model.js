@@ -69,7 +69,7 @@ function useOf(statistics) {
   const [count, failed] = [Number(success.count), Number(fail?.count ?? 0)];
   if (count + failed === 0) return "no requests yet";
   const mean = count > 0 ? `, ${duration(Number(success.ns) / count / 1e6)} on average` : "";
-  return `${plural(count + failed, "request")}${failed > 0 ? ` (${failed} failed)` : ""}${mean}`;
+  return `${plural(count + failed, "request")}${failed > 0 ? ` (${failed} failed or stopped)` : ""}${mean}`;
 }
 
 function Facts({ model, name, version }) {
