@@ -90,7 +90,6 @@ class ReceiveBuffer:
     def free_space(self) -> memoryview:
         """Return where the next bytes go; empty once all have been received."""
         if self.size == len(self._space) < self.length:
-            self._copy(self.size)
             self._earlier, self._copied = self._space, 0
             self._space = allocate(self._capacity(_GROWTH * self.size))
         return self._space[self.size :]
@@ -123,7 +122,6 @@ class ReceiveBuffer:
 
     def take(self) -> Buffer:
         """Return the bytes, once all have been received, and keep no reference, so that the caller can free them."""
-        self._copy(self.size)
         data, self._space = self._space, memoryview(b"")
         return data.toreadonly()
 
