@@ -182,15 +182,20 @@ class Listener:
         self._accepting.discard(bound)
         with suppress(OSError):  # none waits, or the process may have no more files
             for _ in range(_ACCEPTED_AT_ONCE):
-                accepted, _ = bound.accept()
-                accepted.setblocking(False)
-                task = self.loop.create_task(self._connect(accepted, options))
-                self._connecting.add(task)
-                task.add_done_callback(self._connecting.discard)
-                if self._reserve.is_out_of_files(accepted.fileno()):
+                descriptor = self._accept_one(bound, options)
+                if self._reserve.is_out_of_files(descriptor):
                     break  # without a free descriptor, uvloop resets every connection that waits
             else:
                 self._accept_later(bound, options)
+
+    def _accept_one(self, bound: socket.socket, options: Mapping[str, Any]) -> int:
+        """Accept a connection that waits; return its file descriptor. Raises OSError."""
+        accepted, _ = bound.accept()
+        accepted.setblocking(False)
+        task = self.loop.create_task(self._connect(accepted, options))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return accepted.fileno()
 
     async def _accept_waiting(self) -> None:
         """Accept the connections that were made before now, and read what they have sent.
@@ -201,11 +206,7 @@ class Listener:
         for bound, options in self._bound:
             with suppress(OSError):  # none waits, or the process may have no more files
                 for _ in range(_BACKLOG):
-                    accepted, _ = bound.accept()
-                    accepted.setblocking(False)
-                    task = self.loop.create_task(self._connect(accepted, options))
-                    self._connecting.add(task)
-                    task.add_done_callback(self._connecting.discard)
+                    self._accept_one(bound, options)
         if self._connecting:
             await asyncio.wait({*self._connecting}, timeout=_CANCEL_S)
         for _ in range(_READ_TURNS):
