@@ -55,6 +55,14 @@ class Browser:
         """Wait until the elements of a locator have these texts."""
         await playwright.expect(locator).to_have_text(texts, timeout=WAIT_MS)
 
+    async def draws(self, picture: Any, script: str, expected: Any) -> None:
+        """Wait until a script has the expected value for a canvas, which is drawn some time after the page shows it."""
+        for _ in range(200):
+            if await picture.evaluate(script) == expected:
+                return
+            await self.page.wait_for_timeout(50)
+        assert await picture.evaluate(script) == expected
+
     async def find_violations(self) -> list[str]:
         """Return what axe-core reports about the page, and about its colours in dark."""
         found: list[str] = []

@@ -115,10 +115,11 @@ async def test_states_are_seen_in_the_colours_of_the_system(browser: Browser) ->
     tabs = await page.get_by_role("tab").evaluate_all(style, "borderBottomColor")
     assert tabs[0] != tabs[1]
     await page.get_by_role("tab", name="Code").click()
+    await page.locator(".row button").nth(1).wait_for()
     buttons = await page.locator(".row button").evaluate_all(style, "backgroundColor")
     assert buttons[0] not in buttons[1:]
     await browser.open("/#/models/energy", "Simulator")
-    await page.get_by_role("button", name="CSV").wait_for()
+    await page.locator(".ramp").first.wait_for()
     assert "gradient" in (await page.locator(".ramp").evaluate_all(style, "backgroundImage"))[0]
     await page.emulate_media(forced_colors="none")
 
@@ -159,7 +160,7 @@ async def test_a_photo_that_its_camera_turned_is_upright_and_sent_as_it_is_shown
         const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         return [data[0] > data[2], data.at(-4) > data.at(-2)];
     }"""
-    assert await page.locator("figure.photo canvas").evaluate(pixel) == [True, False]
+    await browser.draws(page.locator("figure.photo canvas"), pixel, [True, False])
     async with page.expect_response("**/infer") as answer:
         await browser.press("Run")
     mirrored = (await (await answer.value).json())["outputs"][0]

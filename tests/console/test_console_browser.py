@@ -469,6 +469,9 @@ async def test_live_plots(browser: Browser) -> None:
 async def test_no_view_has_a_violation_that_axe_finds(browser: Browser) -> None:
     page = browser.page
     found: list[str] = []
+    await browser.open("/#/models/Wage", "Try it")
+    await browser.press("Run")  # there is a recent request, at least
+    await page.wait_for_selector("section.output")
     for address, tab, selector in (
         ("/", "", "li.model"),
         ("/#/requests", "", "table.models"),

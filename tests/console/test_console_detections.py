@@ -362,17 +362,13 @@ async def test_a_photo_is_sent_in_the_size_and_order_that_was_chosen(browser: Br
     await page.get_by_label("fit").select_option("crop the middle")
     await page.get_by_label("height").fill("64")
     preview = page.get_by_role("img", name="Picture square.png as it is sent")
-    assert await preview.evaluate("(e) => [e.width, e.height]") == [96, 64]
+    await browser.draws(preview, "(e) => [e.width, e.height]", [96, 64])
     corner = "(e) => [...e.getContext('2d').getImageData(%d, %d, 1, 1).data]"
     await page.get_by_label("fit").select_option("letterbox")
-    for _ in range(200):  # the preview is drawn again after the choice
-        if await preview.evaluate(corner % (0, 0)) == [114, 114, 114, 255]:
-            break
-        await browser.page.wait_for_timeout(50)
-    assert await preview.evaluate(corner % (0, 0)) == [114, 114, 114, 255]
-    assert await preview.evaluate(corner % (12, 24)) == [255, 0, 0, 255]
+    await browser.draws(preview, corner % (0, 0), [114, 114, 114, 255])
+    await browser.draws(preview, corner % (12, 24), [255, 0, 0, 255])
     await page.get_by_label("colours").select_option("BGR")
-    assert await preview.evaluate(corner % (12, 24)) == [0, 0, 255, 255]
+    await browser.draws(preview, corner % (12, 24), [0, 0, 255, 255])
 
 
 async def test_masks_and_maps_of_values_lie_on_the_photo(browser: Browser) -> None:
@@ -394,7 +390,7 @@ async def test_masks_and_maps_of_values_lie_on_the_photo(browser: Browser) -> No
     await browser.press("Run")
     await browser.has_texts(classes.locator(".legend-list li"), ["class 0 90.2 %", "class 3 9.77 %"])
     alpha = "(e) => [[10, 10], [40, 50]].map(([x, y]) => e.getContext('2d').getImageData(x, y, 1, 1).data[3])"
-    assert await classes.locator("canvas").nth(1).evaluate(alpha) == [0, 140]
+    await browser.draws(classes.locator("canvas").nth(1), alpha, [0, 140])
     depth = page.get_by_label("Output depth")
     await depth.get_by_role("img", name="depth: 3.53 to 10").wait_for()
     assert await browser.find_violations() == []
@@ -454,7 +450,9 @@ async def drawn_above(browser: Browser, model: str) -> list[list[int]]:
         const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         return Array.from({ length: data.length / 4 }, (_, i) => [...data.slice(4 * i, 4 * i + 4)]);
     }"""
-    found: list[list[int]] = await boxes.locator(".overlay canvas").nth(1).evaluate(script)
+    canvas = boxes.locator(".overlay canvas").nth(1)
+    await browser.draws(canvas, f"(canvas) => ({script})(canvas).some((pixel) => pixel[3] > 0)", True)
+    found: list[list[int]] = await canvas.evaluate(script)
     return found
 
 
