@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.options import split_list
 from dragoman.core.spec import ModelSpec, check_name
+from dragoman.core.state_store import StateStore
 from dragoman.core.vectors import find_vector_function
 from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.folder_watch import check_watch
@@ -49,6 +50,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
     if not sources and not (settings.can_add_models or settings.watch) and (settings.load_at_start or not paths):
         raise InvalidInput("nothing to serve; expected model files, folders, module:object or Python objects")
     is_guarded = settings.needs_keys or settings.control_loopback
+    store = StateStore(settings.state)
     return Engine(
         repository,
         ServerIdentity(
@@ -68,6 +70,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         on_demand=load_limits(settings),
         max_records=settings.max_stored_responses,
         saved_weights=SavedWeights(settings.version_weights_file),
+        store=store,
     )
 
 

@@ -311,6 +311,16 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             MODELS,
         ),
     ] = ""
+    state: Annotated[
+        str,
+        Option(
+            "file, or folder for it, that keeps changes by clients and stored responses over restarts; for one server "
+            "alone; default: they end with the server",
+            MODELS,
+            operator_only=True,
+            not_empty=True,
+        ),
+    ] = ""
     load_at_start: Annotated[
         bool, Option("load models at start; else only the repository API loads models", MODELS)
     ] = True

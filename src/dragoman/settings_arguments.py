@@ -42,6 +42,7 @@ class SettingsArguments(TypedDict, total=False):
     # Models
     version_policy: str
     version_weights_file: str
+    state: str
     load_at_start: bool
     max_loaded_models: int
     max_loaded_bytes: int

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         connection.check_names(arguments.names, [model["name"] for model in models])
         models = [each for each in models if not arguments.names or each["name"] in arguments.names]
         is_ready = all(each["state"] == "READY" for each in models) if arguments.names else bool(response["ready"])
-        status = {"ready": is_ready, "models": models}
+        status = {"ready": is_ready, "models": models, "problems": list(response.get("problems", ()))}
         text = json.dumps(status, indent=2) if arguments.json else _text(status)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise NotReady(f"{connection.url} does not respond as a Dragoman server") from error
@@ -79,7 +79,7 @@ def _text(status: Mapping[str, Any]) -> str:
         header = ("host", "worker", "model", "state", "in flight", "time/call", "reason")
         lines += ["", *table([header, *(_worker_row(*pair) for pair in workers)])]
     state = colour_text("ready", "32", sys.stdout) if status["ready"] else colour_text("not ready", "31", sys.stdout)
-    return "\n".join([*lines, "", state])
+    return "\n".join([*lines, *(f"\nproblem: {problem}" for problem in status["problems"]), "", state])
 
 
 def _model_row(model: Mapping[str, Any]) -> Sequence[str]:

@@ -274,11 +274,12 @@ class ModelStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerDescription(msgspec.Struct, frozen=True):
-    """Metadata of the server."""
+    """Metadata of the server. problems: reasons why it works with less than its settings say."""
 
     name: str
     version: str
     extensions: tuple[str, ...]
+    problems: tuple[str, ...] = ()
 
 
 class IndexEntry(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, Rea
 from dragoman.core.scoring import Score
 from dragoman.core.signature import Signature
 from dragoman.core.spec import SiblingModels, check_load_name, check_name
+from dragoman.core.state_store import StateStore
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
 from dragoman.engine import counters
@@ -69,7 +70,7 @@ class Engine:
     and closes them. `started` is true once all have been tried. `sources` is the result of a repository scan, if
     there was one. With `watch_quiet_s` models are loaded, replaced and unloaded as their files on disk change, once
     these have not changed for that many seconds. With `on_demand` calls load the models, within these limits. Protocols
-    can keep `max_records` values between requests.
+    can keep `max_records` values between requests. `store` keeps state over restarts; `close` closes it.
     """
 
     is_remote = False
@@ -84,8 +85,10 @@ class Engine:
         on_demand: LoadLimits | None = None,
         max_records: int = 1000,
         saved_weights: SavedWeights | None = None,
+        store: StateStore | None = None,
     ) -> None:
         self._identity = identity or ServerIdentity()
+        self.store = store or StateStore()
         self._records = RecordStore(max_records)
         self.registry = ModelRegistry(self._identity.dialect)
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
@@ -175,6 +178,7 @@ class Engine:
         self.sibling_registry.close()
         await self._stop_tasks()
         await self._control.close()
+        await asyncio.to_thread(self.store.close)
         self._notify_change()
 
     # --- state -----------------------------------------------------------------------------------------------
@@ -334,7 +338,7 @@ class Engine:
             case calls.ListModels():
                 return tuple(self.registry.names())
             case calls.DescribeServer():
-                return self._identity.description
+                return self._identity.describe(tuple(filter(None, [self.store.problem])))
             case calls.InFlight(able):
                 return sum(d.in_flight for d in self.registry.all() if any(map(d.answers, able)))
             case KeepLoaded() | ListLoaded() as call:
@@ -467,6 +471,7 @@ class Engine:
                 began_s = time.monotonic()
         collector.add(await call_in_thread(counters.prometheus_families))
         collector.add(self._control.families())
+        collector.add(self.store.families())
         if self._loaded_models is not None:
             collector.add(self._loaded_models.families())
         collector.add(share_family(self.registry.weighted_versions()))

@@ -29,6 +29,6 @@ class ServerIdentity:
     loads_new_models: bool = True
     dialect: Dialect = OWN
 
-    @property
-    def description(self) -> ServerDescription:
-        return ServerDescription(self.name, self.version, self.extensions)
+    def describe(self, problems: tuple[str, ...] = ()) -> ServerDescription:
+        """Return the metadata of the server with its current problems."""
+        return ServerDescription(self.name, self.version, self.extensions, problems)

@@ -86,6 +86,7 @@ class ServerStatus(msgspec.Struct):
     ready: bool
     may_control: bool
     models: Sequence[ModelStatus]
+    problems: Sequence[str] = ()
 
 
 class Liveness(msgspec.Struct):
@@ -159,8 +160,12 @@ def health(summary: str, body: type, *, has_body: bool) -> Operation:
     return Operation(summary, {200: bodies, 400: {JSON: (body, ErrorMessage)} if has_body else {}})
 
 
-def server_status(ready: bool, may_control: bool, entries: Sequence[IndexEntry]) -> ServerStatus:
-    """Return the message about these model versions, and whether the caller may load and unload some."""
+def server_status(
+    ready: bool, may_control: bool, problems: Sequence[str], entries: Sequence[IndexEntry]
+) -> ServerStatus:
+    """Return the message about these model versions, whether the caller may load and unload some, and problems of the
+    server, which such callers see.
+    """
     models = [
         ModelStatus(
             entry.name,
@@ -172,4 +177,4 @@ def server_status(ready: bool, may_control: bool, entries: Sequence[IndexEntry])
         )
         for entry in entries
     ]
-    return ServerStatus(ready, may_control, models)
+    return ServerStatus(ready, may_control, models, problems if may_control else ())

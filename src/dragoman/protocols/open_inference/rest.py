@@ -23,6 +23,7 @@ from dragoman.core.calls import (
     Ready,
     Request,
     Response,
+    ServerDescription,
     States,
     Unload,
 )
@@ -258,12 +259,21 @@ class OpenInferenceRest:
         """Not in the specification: states, reasons and worker processes, for `dragoman status` and the console."""
         token = bearer_token(http.headers)
 
-        def list_states(ready: bool, may_control: bool) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
-            states = Request(States(token))
-            return EngineCall(states, lambda r: message_response(messages.server_status(ready, may_control, r.answer)))
+        def list_states(
+            ready: bool, may_control: bool, problems: tuple[str, ...]
+        ) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
+            def format_response(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
+                return message_response(messages.server_status(ready, may_control, problems, response.answer))
+
+            return EngineCall(Request(States(token)), format_response)
+
+        def find_problems(ready: bool, may_control: bool) -> PreliminaryCall[ServerDescription]:
+            return PreliminaryCall(
+                Request(DescribeServer()), lambda server: list_states(ready, may_control, server.answer.problems)
+            )
 
         def then(ready: Response[bool]) -> PreliminaryCall[bool]:
-            return PreliminaryCall(Request(MayControl(token)), lambda may: list_states(ready.answer, may.answer))
+            return PreliminaryCall(Request(MayControl(token)), lambda may: find_problems(ready.answer, may.answer))
 
         return PreliminaryCall(Request(Ready()), then)
 
