@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 import dragoman
 from dragoman import FP64, Infer, Tensor, TensorSpec
+from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.calls import Request
 from dragoman.core.dialect import Dialect
 from dragoman.core.errors import InvalidInput, Overloaded
+from dragoman.core.fair_share import FairShares
 from dragoman.core.schedule import QueueLimits, ScheduleOptions
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
@@ -38,6 +42,8 @@ class Recorder(dragoman.Model):
         x = call.inputs["x"].data
         self.seen.append(x.reshape(-1).tolist())
         self.parameters.append(dict(call.parameters))
+        if x[0, 0] >= 100:
+            time.sleep(0.02)
         if x[0, 0] == 0:
             assert self.gate.wait(60)
         return {"y": x}
@@ -50,9 +56,9 @@ class Busy:
         self.engine = engine
         self.tasks: list[asyncio.Task[Any]] = []
 
-    async def send(self, x: float, rows: int = 1, **parameters: Any) -> asyncio.Task[Any]:
+    async def send(self, x: float, rows: int = 1, caller: Caller = ANYONE, **parameters: Any) -> asyncio.Task[Any]:
         call = Infer({"x": Tensor(np.full((rows, 1), float(x)), FP64)}, parameters=parameters)
-        task = asyncio.ensure_future(self.engine.call(Request(call, "Recorder")))
+        task = asyncio.ensure_future(self.engine.call(Request(call, "Recorder", caller=caller)))
         self.tasks.append(task)
         for _ in range(5):  # until it is queued
             await asyncio.sleep(0)
@@ -65,7 +71,7 @@ class Busy:
         return Recorder.seen[1:]
 
 
-async def busy(options: ScheduleOptions, **settings: Any) -> AsyncIterator[Busy]:
+async def busy(options: ScheduleOptions | None, **settings: Any) -> AsyncIterator[Busy]:
     Recorder.gate.clear()
     Recorder.seen.clear()
     Recorder.parameters.clear()
@@ -101,6 +107,97 @@ async def test_priorities_in_batches() -> None:
             await model.send(x, priority=priority)
         await model.send(5, priority=1, own="parameter")  # not merged with the others
         assert await model.release() == [[3.0, 1.0], [5.0], [2.0, 4.0]]
+
+
+ALICE, BOB = Caller("key:alice", "alice"), Caller("key:bob", "bob")
+
+
+@pytest.mark.parametrize("options", [None, ScheduleOptions()])
+async def test_owners_share_the_batches(options: ScheduleOptions | None) -> None:
+    async for model in busy(options, max_batch_size=4, batch_linger=0):
+        for x in range(1, 7):
+            await model.send(x, caller=ALICE)
+        await model.send(11, caller=BOB)
+        await model.send(12, caller=BOB)
+        assert await model.release() == [[1.0, 11.0, 2.0, 12.0], [3.0, 4.0, 5.0, 6.0]]
+
+
+async def test_owners_share_batches_by_their_weight_and_rows() -> None:
+    async for model in busy(None, max_batch_size=6, batch_linger=0):
+        for x in range(1, 5):
+            await model.send(x, rows=2, caller=replace(ALICE, priority="low"))
+        for x in range(11, 19):
+            await model.send(x, caller=replace(BOB, priority="high"))
+        batches = await model.release()
+        assert batches[0] == [1.0, 1.0, 11.0, 12.0, 13.0, 14.0]
+
+
+async def test_another_owner_has_its_group_first() -> None:
+    """Groups that cannot be merged: the second owner comes after one batch of the first."""
+    async for model in busy(None, max_batch_size=2, batch_linger=0):
+        for x in range(1, 9):
+            await model.send(x, caller=ALICE, group=x % 3)
+        await model.send(11, caller=BOB, group=7)
+        assert [11.0] in (await model.release())[:2]
+
+
+async def test_owners_share_by_the_time_that_their_calls_take() -> None:
+    async for model in busy(None, max_batch_size=2, batch_linger=0):
+        for x in range(1, 13):
+            await model.send(x, caller=ALICE, group=1)
+            await model.send(100 + x, caller=BOB, group=2)  # each takes 20 ms
+        batches = [batch[0] >= 100 for batch in await model.release()]
+        assert batches[:6].count(True) == 1, "one batch of the slow calls takes as long as all of the others"
+
+
+def test_counters_of_owners() -> None:
+    shares = FairShares()
+    for caller in (ALICE, BOB):
+        shares.enter(caller)
+    shares.charge(ALICE.owner, 3.0)
+    shares.charge(BOB.owner, 1.0)
+    assert shares.served(ALICE.owner) - shares.served(BOB.owner) == 1.0  # each has weight 2
+    carol = Caller("key:carol")
+    shares.enter(carol)
+    assert shares.served(carol.owner) == shares.served(BOB.owner), "nothing is saved up while idle"
+    shares.leave(ALICE)
+    shares.enter(ALICE)
+    assert shares.served(ALICE.owner) == 1.5, "nothing is forgiven by leaving"
+    for caller in (ALICE, BOB, carol):
+        shares.leave(caller)
+    shares.enter(ALICE)
+    assert shares.served(ALICE.owner) == 0.0
+
+
+async def test_a_class_of_keys_has_no_level_before_its_first_one() -> None:
+    async for model in busy(ScheduleOptions(priority_levels=3)):
+        await model.send(1, priority=1, caller=replace(ALICE, priority="low"))
+        await model.send(2, priority=1, caller=replace(ALICE, priority="normal"))
+        await model.send(3, priority=3, caller=replace(ALICE, priority="normal"))
+        await model.send(4, priority=1, caller=replace(ALICE, priority="high"))
+        assert await model.release() == [[4.0], [2.0], [1.0], [3.0]]
+
+
+async def test_an_owner_leaves_places_in_the_queue_to_others() -> None:
+    async for model in busy(ScheduleOptions(max_queue_size=8)):
+        for x in range(1, 8):
+            await model.send(x, caller=ALICE)
+        with pytest.raises(Overloaded, match="part of key 'alice'"):
+            await (await model.send(8, caller=ALICE))
+        await model.send(11, caller=BOB)
+        with pytest.raises(Overloaded, match="maximum queue size"):
+            await (await model.send(12, caller=BOB))
+
+
+async def test_an_owner_leaves_places_of_a_model_to_others() -> None:
+    async for model in busy(None, max_batch_size=2, max_queue=5):
+        for x in range(1, 4):
+            await model.send(x, caller=ALICE)
+        with pytest.raises(Overloaded, match="part of key 'alice' in the queue of 5"):
+            await (await model.send(4, caller=ALICE))
+        accepted = await model.send(11, caller=BOB)
+        await model.release()
+        assert accepted.exception() is None
 
 
 async def test_a_cancelled_request_leaves_the_queue(levels: Busy) -> None:

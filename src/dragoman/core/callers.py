@@ -1,21 +1,25 @@
 """Who sent a request, and so owns what it leaves behind."""
 
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
+
+# The class of a key in queues: the highest priority that its requests may ask for, and its weight. "" limits nothing.
+Priority = Literal["", "low", "normal", "high"]
 
 
 class Caller(msgspec.Struct, frozen=True):
     """The sender of a request, as far as its key tells. What outlives the request belongs to the `owner`.
 
     `owner` is "" where requests need no key: all of them then share their state. `name` is that of the key, `address`
-    that of the client; the audit log has both.
+    that of the client; the audit log has both. `priority` is the class of the key.
     """
 
     owner: str = ""
     name: str = ""
     address: str = ""
+    priority: Priority = ""
 
 
 ANYONE: Final = Caller()

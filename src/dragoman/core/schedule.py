@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
+from dragoman.core.callers import Caller
+from dragoman.core.calls import Request
 from dragoman.core.errors import InvalidInput, Overloaded
+from dragoman.core.fair_share import has_place
 from dragoman.core.options import Option
 from dragoman.core.tensor import Parameters
 
@@ -92,6 +95,14 @@ class ScheduleOptions(QueueLimits):
             return priority
         return min(self.default_priority, self.priority_levels) or (self.priority_levels + 1) // 2
 
+    def level_of(self, priority: object, caller: Caller) -> int:
+        """Return the level for the priority of a caller's request: none before the first one of the class of its key.
+
+        That is level 1 of `high`, the middle one of `normal`, and the last one of `low`.
+        """
+        first = {"normal": (self.priority_levels + 1) // 2, "low": self.priority_levels}.get(caller.priority, 1)
+        return max(first, self.level(priority))
+
     def limits(self, level: int) -> QueueLimits:
         """Return the limits of a level."""
         own = self.levels.get(str(level)) if self.levels else None
@@ -107,6 +118,9 @@ class Queued(Protocol):
 
     order: Order
 
+    @property
+    def request(self) -> Request[Any]: ...
+
 
 Q = TypeVar("Q", bound=Queued)
 
@@ -121,14 +135,19 @@ class QueuePolicy:
     def put(self, queue: deque[Q], entry: Q, parameters: Parameters, waiting: Iterable[Q]) -> float:
         """Insert a request with these parameters into a queue; return the seconds until `expire`, 0 for no limit.
 
-        `waiting` are the requests of all queues of the model. Raises Overloaded if too many of its level wait, and
-        InvalidInput for an invalid timeout.
+        `waiting` are the requests of all queues of the model. Raises Overloaded if too many of its level wait, or of its
+        owner, and InvalidInput for an invalid timeout.
         """
-        level = self._options.level(parameters.get(PRIORITY))
+        caller = entry.request.caller
+        level = self._options.level_of(parameters.get(PRIORITY), caller)
         limits = self._options.limits(level)
         wait_s = limits.wait_s(parameters)
-        if 0 < limits.max_queue_size <= sum(each.order[0] == level for each in waiting):
-            raise Overloaded("Exceeds maximum queue size")
+        if limits.max_queue_size:
+            owners = [each.request.caller.owner for each in waiting if each.order[0] == level]
+            if len(owners) >= limits.max_queue_size:
+                raise Overloaded("Exceeds maximum queue size")
+            if caller.owner and not has_place(owners.count(caller.owner), len(owners), limits.max_queue_size):
+                raise Overloaded(f"Exceeds the part of key '{caller.name}' in the queue")
         entry.order = level, False, next(self._numbers)
         self._insert(queue, entry)
         return wait_s

@@ -5,7 +5,8 @@ wait in a queue for each group, whose members are alike but for their rows (`gro
 takes as many calls of the oldest group as a batch may have rows, so batches grow with the load. Two settings make an
 idle worker wait for more calls: `max_batch_wait_s`, and `batch_linger`, which adapts (`BatchDelay`). A batch that
 fails is computed again, each call alone, so that one call cannot fail others. Other rules for the order are in
-`scheduled_batching`, and batches of sequences in `sequence_pool`.
+`scheduled_batching`, and batches of sequences in `sequence_pool`. Calls of several owners share the workers by the time
+that these compute (`FairShares`): the owner that was served least has the next call of each batch, and of the groups.
 
     a call is   where                             when it is cancelled
     at once     in its caller's task              the worker's computation is
@@ -26,8 +27,10 @@ from msgspec import structs
 
 from dragoman.core import error_texts
 from dragoman.core.bytes_tensor import came_as_text, concatenate
+from dragoman.core.callers import ANYONE
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, InvalidOutput, NotReady
+from dragoman.core.fair_share import FairShares
 from dragoman.core.tensor import Parameters, Tensor
 from dragoman.core.vector_binding import config_key
 from dragoman.engine.batch_counters import BatchCounters, Reason
@@ -42,6 +45,10 @@ Key = tuple[Any, ...]
 
 # Event loops count timers in milliseconds: for a shorter delay the clock is read once per turn.
 _SHORT_S = 0.002
+
+# Seconds that a row is expected to take before any was computed, and the number of batches of the moving average.
+_FIRST_ROW_S = 0.001
+_ROW_AVERAGE = 8.0
 
 # --- pure functions -------------------------------------------------------------------------
 
@@ -110,6 +117,7 @@ class Member:
     arrived_s: float
     context: Context
     batch: "_Batch | None" = None
+    charged_s: float = 0.0  # service of its owner that was charged when it was taken
 
     def succeed(self, answer: Inference) -> None:
         if not self.answer.done():
@@ -175,6 +183,8 @@ class Batcher:
         self._always_queues = always_queues or max_wait_s > 0
         self._by_owner = by_owner
         self.counters = BatchCounters(lambda: sum(map(len, self._waiting.values())))
+        self._shares = FairShares()  # of the owners of queued calls
+        self._row_s = _FIRST_ROW_S  # that a row takes, lately
         self._was_delayed = False  # the next batch waits for the adaptive delay
         self._was_busy = False  # calls wait because all workers are busy
         self._waiting: OrderedDict[Key, deque[Member]] = OrderedDict()
@@ -214,11 +224,17 @@ class Batcher:
         key = self._group_key(request)
         self._waiting.setdefault(key, deque()).append(member)
         self._dispatch_soon()  # at the end of this turn, so that calls that arrived together are merged
+        caller = request.caller
+        if caller is not ANYONE:
+            self._shares.enter(caller)
         try:
             return await member.answer
         except asyncio.CancelledError:
             self._cancel(key, member)
             raise
+        finally:
+            if caller is not ANYONE:
+                self._shares.leave(caller)
 
     def _has_idle_worker(self) -> bool:
         return len(self._running) + self._at_once < self._pool.capacity
@@ -292,9 +308,10 @@ class Batcher:
                 self._was_delayed = delay_s > 0
                 self._wake(min(waits_s.values()), exactly=delay_s > 0)
                 return
-            key = self._next(ready)
+            is_shared = self._shares.is_shared
+            key = self._next_fairly(ready) if is_shared else self._next(ready)
             queue = self._waiting.pop(key)
-            members = _take(queue, self.max_rows)
+            members = self._take_fairly(queue) if is_shared else _take(queue, self.max_rows)
             if queue:  # the rest goes to the end, so that no key starves another
                 self._waiting[key] = queue
             if members:
@@ -355,6 +372,57 @@ class Batcher:
         """Return the key of the next batch: the one that has waited the longest."""
         return ready[0]
 
+    def _rank(self, _member: Any) -> tuple[Any, ...]:
+        """Return what decides about the order of calls before the service of their owners."""
+        return ()
+
+    def _next_fairly(self, ready: Sequence[Key]) -> Key:
+        """Return the key of the next batch, which has the first call of the owner that was served least."""
+        served = self._shares.served
+
+        def first(key: Key) -> tuple[Any, ...]:
+            return min((self._rank(member), served(member.request.caller.owner)) for member in self._waiting[key])
+
+        return min(ready, key=first)
+
+    def _take_fairly(self, queue: deque[Member]) -> list[Member]:
+        """Return the next batch, each call of the owner that was served least, as `_take` for one owner.
+
+        What the calls will take is charged now; the difference to what they took in `_charge`.
+        """
+        shares = self._shares
+        by_owner: dict[str, deque[Member]] = {}
+        for member in queue:
+            if not member.answer.done():
+                by_owner.setdefault(member.request.caller.owner, deque()).append(member)
+        members: list[Member] = []
+        total = 0
+        while by_owner:
+            owner = min(by_owner, key=lambda each: (self._rank(by_owner[each][0]), shares.served(each)))
+            member = by_owner[owner][0]
+            if members and total + member.rows > self.max_rows:
+                break
+            by_owner[owner].popleft()
+            if not by_owner[owner]:
+                del by_owner[owner]
+            members.append(member)
+            total += member.rows
+            member.charged_s = member.rows * self._row_s
+            shares.charge(owner, member.charged_s)
+        taken = set(map(id, members))
+        rest = [member for member in queue if id(member) not in taken and not member.answer.done()]
+        queue.clear()
+        queue.extend(rest)
+        return members
+
+    def _charge(self, members: Sequence[Member], compute_s: float) -> None:
+        """Count the seconds that a batch took as service of the owners of its calls, by their rows."""
+        row_s = compute_s / max(1, sum(member.rows for member in members))
+        self._row_s += (row_s - self._row_s) / _ROW_AVERAGE
+        for member in members:
+            self._shares.charge(member.request.caller.owner, member.rows * row_s - member.charged_s)
+            member.charged_s = 0.0
+
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
         self._dispatch()
@@ -389,6 +457,8 @@ class Batcher:
             for member in members:
                 member.request.times.share(times)
         self.counters.executions.count(sum(m.rows for m in members), times.compute_s)
+        if self._shares.is_counted:
+            self._charge(members, times.compute_s)
         for member, part in zip(members, responses, strict=True):
             member.succeed(part)
         return True
@@ -403,6 +473,8 @@ class Batcher:
         else:
             self.counters.executions.count(member.rows, member.request.times.compute_s)
             member.succeed(answer)
+        if self._shares.is_counted:
+            self._charge([member], member.request.times.compute_s)
 
     async def _compute(self, batch: _Batch, request: Request[Inference]) -> Inference:
         """Return the response of the pool. The computation is cancelled when all calls of the batch are."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -15,6 +15,7 @@ from msgspec import structs
 
 from dragoman import plugins
 from dragoman.core import error_texts
+from dragoman.core.callers import Caller
 from dragoman.core.calls import (
     Call,
     ClassLabels,
@@ -36,6 +37,7 @@ from dragoman.core.errors import (
     NotSupported,
     Overloaded,
 )
+from dragoman.core.fair_share import has_place
 from dragoman.core.metrics import Family, Sample, with_labels
 from dragoman.core.schedule import MIN_DEADLINE_S, TIMEOUT, check_priority, requested_deadline_s, requested_timeout_s
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
@@ -101,7 +103,6 @@ class Deployment:
         self.spec = spec
         self._served_by = spec.name, spec.version
         self._dialect = dialect_of(spec) or OWN
-        self._most = spec.max_queue or math.inf
         self._loaded: Loaded | None = None
         self.state = "LOADING" if load is None else "UNLOADED"
         self.reason = ""
@@ -133,6 +134,7 @@ class Deployment:
         self._observes = False  # whether answers may change what is known of the model
         self._compute: Callable[[Request[Any]], Any]  # the pool's own function if nothing has to be done before
         self.in_flight = 0  # calls that are queued or running
+        self._in_flight_of: Counter[str] = Counter()  # by owner, if `max_queue` limits them
         self._idle: asyncio.Event | None = None  # set once no call is in flight, if something waits for that
 
     # --- start and stop ------------------------------------------------------------------------------------------
@@ -311,7 +313,7 @@ class Deployment:
     def state(self, state: str) -> None:
         """Set the state, and with it `_accepted`, the types of calls for which `_admit` has nothing to check."""
         self._state, self._accepted = state, frozenset[type[Any]]()
-        if state == "READY" and self._loaded is not None and not self.spec.timeout_s:
+        if state == "READY" and self._loaded is not None and not self.spec.timeout_s and not self.spec.max_queue:
             self._accepted = self._loaded.calls
 
     @property
@@ -435,8 +437,17 @@ class Deployment:
             return _RETRY_S
         return min(max(monotonic() - self._loading_since_s, _RETRY_S), _MAX_RETRY_S)
 
-    def _overloaded_error(self) -> Overloaded:
-        return Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
+    def _check_places(self, caller: Caller) -> None:
+        """Raise Overloaded if no further call may wait, or none of this caller, who leaves places to others."""
+        most = self.spec.max_queue
+        if not most:
+            return
+        if self.in_flight >= most:
+            raise Overloaded(f"Exceeds maximum queue size of {most} for model '{self.spec.name}'")
+        if caller.owner and not has_place(self._in_flight_of[caller.owner], self.in_flight, most):
+            raise Overloaded(
+                f"Exceeds the part of key '{caller.name}' in the queue of {most} for model '{self.spec.name}'"
+            )
 
     # --- calls -------------------------------------------------------------------------------------------------
 
@@ -454,12 +465,7 @@ class Deployment:
             request = structs.replace(request, times=times)
         try:
             call, deadline_s = request.call, request.deadline_s
-            if (
-                type(call) not in self._accepted
-                or deadline_s is not None
-                or self.in_flight >= self._most
-                or (type(call) is Infer and call.parameters)
-            ):
+            if type(call) not in self._accepted or deadline_s is not None or (type(call) is Infer and call.parameters):
                 deadline_s = self._admit(request, start_s, nested=nested)
             bound = self._binder.bind(call)
             if bound is not call or deadline_s is not request.deadline_s:
@@ -498,13 +504,12 @@ class Deployment:
     async def wait_until_loaded(self, request: Request[A], now_s: float) -> Request[A]:
         """Load the model; return the request with its deadline. Raises NotReady, Overloaded, DeadlineExceeded."""
         assert self._load_for_call is not None
-        if self.in_flight >= self._most:
-            raise self._overloaded_error()
+        self._check_places(request.caller)
         deadline_s = self._requested_deadline(request, now_s)
         if deadline_s is None and self.spec.timeout_s:
             deadline_s = now_s + self.spec.timeout_s
         request = structs.replace(request, deadline_s=deadline_s)
-        self.in_flight += 1
+        self._enter(request.caller)
         try:
             await ensure_task()
             async with asyncio.timeout(remaining_s(request.deadline_s)):
@@ -512,12 +517,12 @@ class Deployment:
         except TimeoutError as error:
             raise deadline_error(self._starting) from error
         finally:
-            self._leave()
+            self._leave(request.caller)
         return request
 
     async def _complete(self, computing: Coroutine[Any, Any, A], request: Request[A], start_s: float) -> Response[A]:
         """Return the response once the pool has computed the answer."""
-        self.in_flight += 1
+        self._enter(request.caller)
         try:
             deadline_s = request.deadline_s
             answer = await (computing if deadline_s is None else with_deadline(deadline_s, computing, self._pool))
@@ -527,7 +532,7 @@ class Deployment:
                 raise self._with_timeout(error, request) from error
             raise
         finally:
-            self._leave()
+            self._leave(request.caller)
         return self._response(answer, request, start_s)
 
     def _response(self, answer: A, request: Request[A], start_s: float) -> Response[A]:
@@ -561,7 +566,7 @@ class Deployment:
             bound = self._binder.bind(request.call)
             request = bound_request(request, bound, deadline_s)
             times.served_by, times.arrived_s = self._served_by, start_s
-            self.in_flight += 1
+            self._enter(request.caller)
             try:
                 if bound is None:
                     request, _ = await self._binder.bind_configured(request, self._call_pool)
@@ -577,7 +582,7 @@ class Deployment:
                             times.first_chunk_s = monotonic()
                         yield Response(chunk, name, version)
             finally:
-                self._leave()
+                self._leave(request.caller)
         except BaseException as raised:
             error = raised
             if type(error) is DeadlineExceeded:
@@ -594,8 +599,7 @@ class Deployment:
         loaded, call, spec = self._loaded, request.call, self.spec
         if loaded is None or (self.state != "READY" and not (nested and self.state == "UNLOADING")):
             raise self.not_ready() if self._load_for_call is None else _NotLoaded
-        if self.in_flight >= self._most:
-            raise self._overloaded_error()
+        self._check_places(request.caller)
         if type(call) not in loaded.calls and type(call) is not SignatureFor:
             name = type(call).__name__
             runtime = plugins.runtime(spec.runtime) if plugins.has("runtimes", spec.runtime) else None
@@ -663,7 +667,16 @@ class Deployment:
         chunks = self._pool.stream(request)
         return chunks if request.deadline_s is None else chunks_with_deadline(request.deadline_s, chunks, self._pool)
 
-    def _leave(self) -> None:
+    def _enter(self, caller: Caller) -> None:
+        self.in_flight += 1
+        if self.spec.max_queue:
+            self._in_flight_of[caller.owner] += 1
+
+    def _leave(self, caller: Caller) -> None:
         self.in_flight -= 1
+        if self.spec.max_queue:
+            self._in_flight_of[caller.owner] -= 1
+            if not self._in_flight_of[caller.owner]:
+                del self._in_flight_of[caller.owner]
         if not self.in_flight and self._idle is not None:
             self._idle.set()

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
+from dragoman.core.callers import ANYONE
 from dragoman.core.calls import Infer, Request
 from dragoman.core.schedule import PRIORITY, TIMEOUT, Order, QueuePolicy, ScheduleOptions
 from dragoman.core.tensor import NONE
@@ -65,6 +66,9 @@ class ScheduledBatcher(Batcher):
         wait_s = self._policy.put(queue, member, parameters, chain.from_iterable(self._waiting.values()))
         self._waiting[key] = queue
         self._dispatch_soon()
+        caller = request.caller
+        if caller is not ANYONE:
+            self._shares.enter(caller)
         timer = loop.call_later(wait_s, self._expire, key, member) if wait_s else None
         try:
             return await member.answer
@@ -72,6 +76,8 @@ class ScheduledBatcher(Batcher):
             self._cancel(key, member)
             raise
         finally:
+            if caller is not ANYONE:
+                self._shares.leave(caller)
             if timer is not None:
                 timer.cancel()
 
@@ -96,3 +102,7 @@ class ScheduledBatcher(Batcher):
     def _next(self, ready: Sequence[Key]) -> Key:
         """Return the key whose first call is the next one."""
         return min(ready, key=lambda key: self._waiting[key][0].order)
+
+    def _rank(self, member: _ScheduledMember) -> tuple[Any, ...]:
+        """Return the level of a call, and whether it has waited too long: owners share what a level gets."""
+        return member.order[:2]

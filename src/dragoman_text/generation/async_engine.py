@@ -4,7 +4,7 @@ import asyncio
 import logging
 import queue
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -12,7 +12,9 @@ from functools import partial
 
 from msgspec import structs
 
+from dragoman.core.callers import current_caller
 from dragoman.core.errors import DragomanError, Overloaded, WorkerLost
+from dragoman.core.fair_share import has_place
 from dragoman.core.foreign_code import public_error
 from dragoman.core.text import Generation, PromptInfo, Text, merge_chunks
 from dragoman.system.call_times import count_wait
@@ -30,12 +32,14 @@ _STOPPED = "the text engine is stopped"
 class AsyncEngine:
     """Creates an engine in its own thread and executes calls until it is closed.
 
-    capacity: maximum number of waiting and running prompts; further ones are rejected with Overloaded.
+    capacity: maximum number of waiting and running prompts; further ones are rejected with Overloaded. One owner leaves
+        a part of them to others.
     """
 
     def __init__(self, make: Callable[[], GenerationEngine], capacity: int, name: str) -> None:
         self._capacity = capacity
         self._open = 0
+        self._open_of: Counter[str] = Counter()  # by owner
         self.commands: queue.SimpleQueue[Callable[[GenerationEngine], None] | None] = queue.SimpleQueue()
         self._updated: defaultdict[asyncio.AbstractEventLoop, set[_CallResults]] = defaultdict(set)
         self._jobs: set[GenerationJob] = set()
@@ -57,10 +61,19 @@ class AsyncEngine:
             raise WorkerLost(self.ended or _STOPPED)
         if 0 < self._capacity < self._open + len(prompts):
             raise Overloaded(f"Exceeds maximum queue size of {self._capacity} prompts")
+        caller = current_caller.get()
+        owner, before = caller.owner, len(prompts) - 1
+        if (
+            self._capacity
+            and owner
+            and not has_place(self._open_of[owner] + before, self._open + before, self._capacity)
+        ):
+            raise Overloaded(f"Exceeds the part of key '{caller.name}' in the queue of {self._capacity} prompts")
         call = _CallResults(self, len(prompts), sum(request.sampling.n for request in prompts))
-        jobs = [GenerationJob(request, call) for request in prompts]
+        jobs = [GenerationJob(request, call, caller=caller) for request in prompts]
         is_waiting = True
         self._open += len(jobs)
+        self._open_of[owner] += len(jobs)
         self.commands.put(lambda engine: self._begin(engine, jobs))
         try:
             if self._closed:  # closed meanwhile: the command may never be executed
@@ -79,6 +92,9 @@ class AsyncEngine:
             if is_waiting:
                 count_wait(_waited_s(jobs))
             self._open -= len(jobs)
+            self._open_of[owner] -= len(jobs)
+            if not self._open_of[owner]:
+                del self._open_of[owner]
             self.commands.put(lambda engine: self._end(engine, jobs))
 
     def execute(self, function: Callable[[GenerationEngine], None]) -> "Future[None]":

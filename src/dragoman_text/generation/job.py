@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.errors import DragomanError
 from dragoman.core.text import PromptInfo, Sampling, Text, Token
 from dragoman_text.generation.completion_writer import CompletionWriter
@@ -151,6 +152,7 @@ class GenerationJob:
     waited_s: seconds in the queue, negative until the first step.
     needs_prompt_logprobs: log-probabilities of the prompt are requested and not yet computed.
     is_ranked: more completions are generated than returned, so that the best are chosen at the end.
+    caller: has sent the prompt.
     """
 
     request: PromptRequest
@@ -165,6 +167,7 @@ class GenerationJob:
     search: Any = None
     since_s: float = field(default_factory=time.monotonic)
     waited_s: float = -1.0
+    caller: Caller = ANYONE
     needs_prompt_logprobs: bool = field(init=False)
     is_ranked: bool = field(init=False)
 

@@ -2,25 +2,32 @@
 
 import heapq
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, cast
 
 from msgspec import Struct
 
+from dragoman.core.callers import Caller
+from dragoman.core.fair_share import FairShares
 from dragoman.core.metrics import SECONDS, Family, Histogram, Sample
 from dragoman_text.generation.job import GenerationJob, Sequence
+
+# The service of a generated token, in tokens of a prompt, as in Sheng et al.
+_OUTPUT_TOKEN = 2.0
 
 
 class SchedulerTask(Protocol):
     """A unit of scheduling: the sequences of one prompt.
 
     sequences: those that run. width: maximum number of them. spare: further slots reserved for the task.
+    caller: its owner, and the weight of that.
     """
 
     sequences: list[Sequence]
     spare: list[int]
+    caller: Caller
 
     @property
     def width(self) -> int: ...
@@ -56,11 +63,14 @@ class StepWork(Struct, frozen=True):
 
 
 class Scheduler:
-    """First come, first served, in at most `max_batch` slots.
+    """First come, first served, in at most `max_batch` slots; of several owners, the least served is next.
 
     A step computes one token of every decoding sequence and at most `chunk` prompt tokens in all, so that a long prompt
     delays other sequences only by one chunk. A task is admitted when its prompt fits into memory. When running
     sequences outgrow memory, the newest task is preempted and starts again later.
+
+    Owners share by the tokens that are computed for them (`FairShares`). An owner that has fewer slots than its part,
+    and finds none free, gets one of the owner that has the most beyond its own part, whose newest task is preempted.
     """
 
     def __init__(self, capacity: CacheCapacity, max_batch: int, chunk: int) -> None:
@@ -69,9 +79,11 @@ class Scheduler:
         self.running: dict[SchedulerTask, None] = {}  # in order of admission
         self._slots = _Slots(max_batch)
         self.preempted = 0
+        self._shares = FairShares()
 
     def add(self, task: SchedulerTask) -> None:
         self.waiting.append(task)
+        self._shares.enter(task.caller)
 
     def remove(self, task: SchedulerTask) -> None:
         """Remove a finished or cancelled task and free its slots."""
@@ -80,6 +92,9 @@ class Scheduler:
             self._release_slots(task)
         elif task in self.waiting:
             self.waiting.remove(task)
+        else:
+            return
+        self._shares.leave(task.caller)
 
     def remove_sequence(self, task: SchedulerTask, sequence: Sequence) -> None:
         task.sequences.remove(sequence)
@@ -102,7 +117,12 @@ class Scheduler:
         self._admit()
         self._compact()
         decoding, prompts, remaining = [], [], self._chunk
-        for task in self.running:
+        shares = self._shares
+        running: Iterable[SchedulerTask] = self.running
+        if shares.is_shared:  # their prompts share the chunk
+            used = self._slots_by_owner()
+            running = sorted(running, key=lambda t: (shares.served(t.caller.owner), used[t.caller.owner]))
+        for task in running:
             for sequence in task.sequences:
                 length, computed = len(sequence.tokens), sequence.computed
                 if length == computed:
@@ -110,6 +130,8 @@ class Scheduler:
                 if length == computed + 1 and computed:  # it is decoding
                     count = 1 + len(sequence.drafts)
                     decoding.append(StepWork(task, sequence, count))
+                    if shares.is_counted:
+                        shares.charge(task.caller.owner, _OUTPUT_TOKEN)
                     if count > 1:
                         sequence.written = max(sequence.written, computed + count)
                     continue
@@ -117,6 +139,8 @@ class Scheduler:
                 count = min(self._chunk - computed % self._chunk, length - computed)
                 if count <= remaining:
                     prompts.append(StepWork(task, sequence, count))
+                    if shares.is_counted:
+                        shares.charge(task.caller.owner, count)
                     remaining -= count
         decoding.sort(key=_slot)
         # Rows of one token come first; the last chunk of a prompt can be one.
@@ -136,23 +160,76 @@ class Scheduler:
             if self._capacity.fits(self._slots.top, longest) or len(self.running) == 1:
                 self._capacity.reserve(self._slots.top, longest)
                 return
-            task, _ = self.running.popitem()
-            self._release_slots(task)
-            task.restart()
-            self.waiting.appendleft(task)
-            self.preempted += 1
+            self._preempt(self._newest())
+
+    def _newest(self) -> SchedulerTask:
+        """Return the newest task, of several owners that of the one with the most slots for its part."""
+        tasks = [*reversed(self.running)]
+        if not self._shares.is_shared:
+            return tasks[0]
+        used = self._slots_by_owner()
+        return max(tasks, key=lambda task: used[task.caller.owner] / self._shares.part(task.caller.owner))
+
+    def _slots_by_owner(self) -> Counter[str]:
+        used: Counter[str] = Counter()
+        for task in self.running:
+            used[task.caller.owner] += len(task.sequences) + len(task.spare)
+        return used
+
+    def _preempt(self, task: SchedulerTask) -> None:
+        """Stop a task, which is the first to start again."""
+        del self.running[task]
+        self._release_slots(task)
+        task.restart()
+        self.waiting.appendleft(task)
+        self.preempted += 1
+
+    def _next(self) -> SchedulerTask:
+        """Return the task to admit: the first of the owner that has been served least, its admitted prompts included."""
+        if not self._shares.is_shared:
+            return self.waiting[0]
+        shares, used, admitted = self._shares, self._slots_by_owner(), Counter[str]()
+        for task in self.running:
+            admitted[task.caller.owner] += sum(each.pending for each in task.sequences if not each.decoding)
+
+        def served(task: SchedulerTask) -> tuple[float, int]:
+            owner = task.caller.owner
+            return shares.served(owner) + admitted[owner] / shares.weight(owner), used[owner]
+
+        return min(self.waiting, key=served)
+
+    def _make_room(self, task: SchedulerTask, needed: int) -> bool:
+        """Preempt a task for another owner's that waits; return False if no owner has more slots than its part."""
+        if not self._shares.is_shared:
+            return False
+        used = self._slots_by_owner()
+        parts = {o: max(1, int(self._max_batch * self._shares.part(o))) for o in {*used, task.caller.owner}}
+        if used[task.caller.owner] + needed > parts[task.caller.owner]:
+            return False
+        for owner in sorted(used, key=lambda owner: parts[owner] - used[owner]):
+            for each in reversed(self.running):
+                if each.caller.owner == owner and owner != task.caller.owner:
+                    if used[owner] - len(each.sequences) - len(each.spare) >= parts[owner]:
+                        self._preempt(each)
+                        return True
+                    break
+        return False
 
     def _admit(self) -> None:
         while self.waiting:
-            task = self.waiting[0]
+            task = self._next()
             needed = max(task.width, len(task.sequences))
             slots = self._slots.lowest(needed)
             if len(slots) < needed:
+                if self._make_room(task, needed):
+                    continue
                 return
             length = max(self._longest(), *(len(each.tokens) + 1 for each in task.sequences))
             if self.running and not self._capacity.fits(max(self._slots.top, slots[-1] + 1), length):
+                if self._make_room(task, needed):
+                    continue
                 return
-            self.waiting.popleft()
+            self.waiting.remove(task)
             for _ in slots:
                 self._slots.take()
             for sequence in task.sequences:

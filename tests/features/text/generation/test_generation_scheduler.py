@@ -4,7 +4,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
+from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.calls import Generate
 from dragoman.core.errors import NotSupported
 from dragoman.core.spec import ModelSpec
@@ -24,6 +26,7 @@ class Prompt:
     uses_prefix_cache: bool = True
     sequences: list[Sequence] = field(default_factory=list)
     spare: list[int] = field(default_factory=list)
+    caller: Caller = ANYONE
 
     def __post_init__(self) -> None:
         self.sequences = [Sequence([1] * self.length, self.length)]
@@ -165,3 +168,89 @@ def test_prefixes_are_found_by_tokens_and_adapter() -> None:
     prefixes.add([*tokens[:BLOCK], *[9] * 2 * BLOCK], ("", ""), lambda start, stop: ("b", start, stop))
     assert len(prefixes) == 4, "the least used is dropped"
     assert prefixes.find(tokens, ("", "")) == [(0, 16), (16, 32)]
+
+
+ALICE, BOB = Caller("key:alice", "alice"), Caller("key:bob", "bob")
+
+
+def run_until(scheduler: Scheduler, tokens: int, steps: int) -> list[str]:
+    """Execute steps, and remove each task that has generated so many tokens; return the owners in order of their end."""
+    ends = []
+    for _ in range(steps):
+        step(scheduler)
+        for task in list(scheduler.running):
+            (sequence,) = task.sequences
+            if len(sequence.tokens) - sequence.prompt >= tokens:
+                scheduler.remove(task)
+                ends.append(task.caller.name)
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("callers", "expected"),
+    [
+        ((ALICE, BOB), "alice bob alice bob alice bob alice bob"),
+        ((ALICE, replace(BOB, priority="high")), "alice bob alice bob bob alice bob bob"),
+        ((replace(ALICE, priority="low"), replace(BOB, priority="high")), "alice bob bob alice bob bob bob bob"),
+        ((ALICE, ALICE), "alice alice alice alice alice alice alice alice"),
+    ],
+)
+def test_owners_share_by_tokens(callers: tuple[Caller, Caller], expected: str) -> None:
+    """A task is 10 tokens of a prompt and 4 steps that count twice; with 10 of them served, the other owner comes."""
+    scheduler = Scheduler(FakeCache(10_000), max_batch=1, chunk=1000)
+    first, second = callers
+    for _ in range(20):
+        scheduler.add(Prompt(10, caller=first))
+    step(scheduler)
+    for _ in range(20):
+        scheduler.add(Prompt(10, caller=second))
+    assert " ".join(run_until(scheduler, 5, 60)[:8]) == expected
+
+
+def test_owners_share_by_tokens_not_by_prompts() -> None:
+    scheduler = Scheduler(FakeCache(10_000), max_batch=1, chunk=1000)
+    for _ in range(40):
+        scheduler.add(Prompt(90, caller=ALICE))  # 90 tokens, and 5 that count twice
+        scheduler.add(Prompt(10, caller=BOB))  # 20
+    ends = run_until(scheduler, 5, 150)
+    assert ends.count("bob") == 5 * ends.count("alice")
+
+
+def test_an_owner_without_slots_gets_one_of_an_owner_with_more_than_its_part() -> None:
+    scheduler = Scheduler(FakeCache(10_000), max_batch=4, chunk=1000)
+    many = [Prompt(4, caller=ALICE) for _ in range(8)]
+    for each in many:
+        scheduler.add(each)
+    step(scheduler)
+    quiet = [Prompt(4, caller=BOB) for _ in range(3)]
+    for each in quiet:
+        scheduler.add(each)
+        step(scheduler)
+    assert list(scheduler.running) == [*many[:2], *quiet[:2]], "each has its half, and the third of the second waits"
+    assert scheduler.preempted == 2
+    assert list(scheduler.waiting)[:2] == many[2:4], "preempted tasks come first"
+    for each in quiet:
+        scheduler.remove(each)
+    step(scheduler)
+    assert list(scheduler.running) == many[:4], "what the other leaves is used"
+
+
+def test_the_prompt_of_a_served_least_owner_is_computed_first() -> None:
+    scheduler = Scheduler(FakeCache(100_000), max_batch=8, chunk=8)
+    for _ in range(6):
+        scheduler.add(Prompt(80, caller=ALICE))
+    step(scheduler)
+    quiet = Prompt(8, caller=BOB)
+    scheduler.add(quiet)
+    step(scheduler)
+    assert quiet.sequences[0].pending == 1, "its first token is there"
+
+
+def test_memory_that_runs_out_is_taken_of_the_owner_with_most_of_it() -> None:
+    scheduler = Scheduler(FakeCache(66), max_batch=8, chunk=1000)
+    first, second, third = Prompt(20, caller=ALICE), Prompt(20, caller=ALICE), Prompt(20, caller=BOB)
+    for each in (first, second, third):
+        scheduler.add(each)
+    for _ in range(5):
+        step(scheduler)
+    assert list(scheduler.running) == [first, third]
