@@ -135,8 +135,8 @@ class QueuePolicy:
     def put(self, queue: deque[Q], entry: Q, parameters: Parameters, waiting: Iterable[Q]) -> float:
         """Insert a request with these parameters into a queue; return the seconds until `expire`, 0 for no limit.
 
-        `waiting` are the requests of all queues of the model. Raises Overloaded if too many of its level wait, or of its
-        owner, and InvalidInput for an invalid timeout.
+        `waiting` are the requests of all queues of the model. Raises Overloaded if too many of its level wait, or
+        of its owner, and InvalidInput for an invalid timeout.
         """
         caller = entry.request.caller
         level = self._options.level_of(parameters.get(PRIORITY), caller)

@@ -185,7 +185,7 @@ class Scheduler:
         self.preempted += 1
 
     def _next(self) -> SchedulerTask:
-        """Return the task to admit: the first of the owner that has been served least, its admitted prompts included."""
+        """Return the task to admit: the first of the owner that has been served least, with its admitted prompts."""
         if not self._shares.is_shared:
             return self.waiting[0]
         shares, used, admitted = self._shares, self._slots_by_owner(), Counter[str]()

@@ -174,7 +174,7 @@ ALICE, BOB = Caller("key:alice", "alice"), Caller("key:bob", "bob")
 
 
 def run_until(scheduler: Scheduler, tokens: int, steps: int) -> list[str]:
-    """Execute steps, and remove each task that has generated so many tokens; return the owners in order of their end."""
+    """Execute steps; remove each task that has generated so many tokens. Return the owners in order of their end."""
     ends = []
     for _ in range(steps):
         step(scheduler)
