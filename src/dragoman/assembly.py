@@ -10,6 +10,8 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 from dragoman import hooks, plugins
 from dragoman._version import __version__
 from dragoman.access.control import AccessControl, AccessRules
@@ -99,7 +101,7 @@ def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> t
     asked = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
     names = [name for name in asked if name not in missing]
     policy = protocol_policy(settings, traces)
-    protocols: list[Any] = [replace(plugins.find("protocols", name)(policy), key=name) for name in names]
+    protocols: list[Any] = [structs.replace(plugins.find("protocols", name)(policy), key=name) for name in names]
     http = [p for p in protocols if hasattr(p, "routes")]
     if policy.dialect.handlers_first:
         http = prefer_handlers(http, policy, needs_keys=settings.needs_keys)
@@ -135,9 +137,10 @@ def split_routes(
         return is_administrative or route.role == "read" if administrative else not is_administrative
 
     https = [
-        replace(p, routes=tuple(filter(is_on, p.routes)), fallback=None if administrative else p.fallback) for p in http
+        structs.replace(p, routes=tuple(filter(is_on, p.routes)), fallback=None if administrative else p.fallback)
+        for p in http
     ]
-    return https, [replace(p, methods=tuple(filter(is_on, p.methods))) for p in grpc]
+    return https, [structs.replace(p, methods=tuple(filter(is_on, p.methods))) for p in grpc]
 
 
 def access_control(settings: Settings, processes: int = 1, *, is_asgi: bool = False) -> AccessControl:

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman import plugins
 from dragoman.assembly import (
@@ -35,8 +37,7 @@ from dragoman.transports.recent_requests import RecentRequests
 from dragoman.transports.tls import TlsFiles
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
+class Ports(msgspec.Struct, frozen=True):
     """Addresses to listen on: for HTTP, for gRPC only, and for administration.
 
     `processes` is the number of processes that listen on them.

@@ -3,9 +3,10 @@
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dragoman.core.dialect import Dialect
 from dragoman.core.documents import parse_json, read_json
@@ -38,8 +39,7 @@ DIALECT = Dialect(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KnownImplementation:
+class KnownImplementation(msgspec.Struct, frozen=True):
     """Our runtime of the library of an MLServer runtime, and the file names that this looks for.
 
     `has_class`: the module `mlserver.runtimes` has its class, which answers as MLServer's does.

@@ -2,9 +2,10 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.core.documents import read_json
 from dragoman.core.errors import InvalidInput

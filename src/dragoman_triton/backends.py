@@ -1,12 +1,12 @@
 """The backends and platforms of Triton: our runtime for each, and why others are not supported."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+
+class Backend(msgspec.Struct, frozen=True):
     """A backend by its name in Triton: our runtime, the default name of the model file, and Triton's platform."""
 
     name: str

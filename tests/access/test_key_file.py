@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from dragoman.access.grants import EVERYTHING, Grant
 from dragoman.access.keys import (
@@ -119,7 +120,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"^key file '.*keys' cannot be written: No such file or directory$"):
         write_keys(tmp_path / "missing" / "keys", [PLAIN])
     with pytest.raises(InvalidInput):  # before the file is touched
-        write_keys(tmp_path / "keys", [replace(PLAIN, grant=Grant("a b", EVERYTHING))])
+        write_keys(tmp_path / "keys", [structs.replace(PLAIN, grant=Grant("a b", EVERYTHING))])
     assert not (tmp_path / "keys").exists()
     assert not is_writable_by_everyone(tmp_path / "none")
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from dragoman.core.bytes_tensor import BytesTensor
 from dragoman.core.calls import Embedded, Generate, Handled, Infer, Inference, ModelCall
@@ -82,9 +83,11 @@ def test_values_are_unchanged(value: object) -> None:
 @pytest.mark.parametrize("value", [WHOLE_SPEC, WHOLE_SIGNATURE, WHOLE], ids=lambda value: type(value).__name__)
 def test_no_field_of_a_description_is_left_out(value: Any) -> None:
     """A client that does not get the columns sends those of a table in another order."""
-    fields = [each for each in dataclasses.fields(value) if each.init]
+    is_struct = isinstance(value, msgspec.Struct)
+    fields: Any = structs.fields(value) if is_struct else [each for each in dataclasses.fields(value) if each.init]
     for each in fields:
-        default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        has_factory = each.default_factory not in (dataclasses.MISSING, msgspec.NODEFAULT)
+        default = each.default_factory() if has_factory else each.default
         assert getattr(value, each.name) != default, "give the field a value above"
     received = copied(WHOLE)
     found = {TensorSpec: received.signature.inputs[0], Signature: received.signature, Loaded: received}[type(value)]

@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from dragoman.access.grants import EVERYTHING, Grant, Permit
@@ -66,8 +66,7 @@ class KeyLimits(NamedTuple):
         return Grant(self.name, EVERYTHING, self.models, self.calls_per_s, self.max_concurrent, owner=self.owner)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitedCall(ServerCall[Any]):
+class LimitedCall(msgspec.Struct, ServerCall[Any], frozen=True):
     """A call of a key with limits, on its way from a server process to the engine, which counts those of all."""
 
     call: Call[Any]

@@ -6,7 +6,6 @@ import math
 import secrets
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,8 +43,7 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
     key: list[_KeyEntry] = []
 
 
-@dataclass(frozen=True, slots=True)
-class StoredKey:
+class StoredKey(msgspec.Struct, frozen=True):
     """An entry of a key file: the hash of a key and what the key grants."""
 
     digest: bytes

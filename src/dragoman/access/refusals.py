@@ -1,7 +1,8 @@
 """Refused requests in the audit log: each at once, and floods of equal ones as one line with their number."""
 
 import asyncio
-from dataclasses import dataclass
+
+import msgspec
 
 from dragoman.core.audit import log_event
 from dragoman.core.errors import DragomanError
@@ -13,8 +14,7 @@ MAX_KINDS = 200
 _OTHERS = "others"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """A refused request. `where`: its path, or what it asked for. `key`: the name of its key, if that is known."""
 
     status: int

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from urllib.parse import urlsplit
+
+import msgspec
 
 from dragoman.core.errors import Forbidden
 
@@ -18,8 +19,7 @@ _SIMPLE_TYPES = frozenset(("", "application/x-www-form-urlencoded", "multipart/f
 _MAX_SHOWN = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteRules:
+class SiteRules(msgspec.Struct, frozen=True, kw_only=True):
     """Which hosts a request may be for, and which pages it may come from.
 
     allowed_hosts: patterns of host names, besides those that no site can have; `ANY_HOST` for all. A page whose name

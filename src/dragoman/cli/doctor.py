@@ -6,8 +6,9 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec import structs
 
 from dragoman import hooks
 from dragoman.core.errors import InvalidInput, ModelFailed
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name in names:
             remarks += _try(folder, name, requests.get(name, ()), allow_pickle=arguments.allow_pickle)
     bad = [r for r in remarks if r.effect in ("missing", "rejected")]
-    print(json.dumps([asdict(r) for r in remarks], indent=2) if arguments.json else _text(remarks, len(bad)))
+    print(json.dumps([structs.asdict(r) for r in remarks], indent=2) if arguments.json else _text(remarks, len(bad)))
     return 1 if bad else 0
 
 

@@ -5,10 +5,11 @@ To add a type, add a line to `CONVERSIONS`.
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from dragoman.codecs.codec import CODECS, InputCodec
 from dragoman.codecs.elements import strings
@@ -28,8 +29,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.tensor import Tensor, object_array
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(msgspec.Struct, frozen=True):
     """How values of one annotation become tensors and back.
 
     datatype, shape, accepts, content_type: as in TensorSpec.

@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dragoman.codecs.annotations import Conversion, conversion_of, optional
@@ -18,8 +18,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Parameters, Tensor, object_array
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(msgspec.Struct, frozen=True):
     """A parameter of a typed function.
 
     role: "input"; "call", the whole call; "parameters", those of the call; "others", all inputs that no other

@@ -4,9 +4,9 @@ The content type of the request has precedence, then that in the model's setting
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from dragoman.codecs.codec import CODECS, FirstTensorCodec, InputCodec, RequestCodec
@@ -21,12 +21,11 @@ from dragoman.core.tensor import NONE, Tensor
 KEY = "content_type"
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
+class Defaults(msgspec.Struct, frozen=True):
     """Content types in a model's settings: for the whole request, and for inputs by name."""
 
     request: str = ""
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: ModelSpec, inputs: tuple[TensorSpec, ...] = ()) -> "Defaults":

@@ -4,9 +4,10 @@ import inspect
 from collections import abc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, NotRequired, Required, get_args, get_origin, get_type_hints, is_typeddict
 
+import msgspec
 import numpy as np
 
 from dragoman.codecs.annotations import Conversion, conversion_of
@@ -139,8 +140,7 @@ def _resolve_aliases(annotation: Any) -> Any:
 # --- results ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Results:
+class _Results(msgspec.Struct, frozen=True):
     """How a result becomes outputs.
 
     fields: name and conversion of each output; empty if the annotation does not give them.

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import msgspec
+from msgspec import structs
+
 from dragoman.core.errors import InvalidInput
 from dragoman.system.environment import overwrite_variables
 
@@ -39,8 +42,7 @@ def type_words(kind: type) -> str:
     return _WORDS.get(kind) or kind.__name__
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """Declaration of an option. `name`, `type`, `choices` and `default` come from the field that it annotates.
 
     operator_only: rejected in files beside models, because it is a decision about security.
@@ -142,9 +144,8 @@ def _complete(name: str, hint: Any, default: Any) -> Option | None:
     kind, choices = get_args(hint)[0], ()
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
-    declared_fields = {f.name: getattr(declared, f.name) for f in fields(Option)}
-    inferred = {"name": name, "type": get_origin(kind) or kind, "choices": choices}
-    return Option(**{**declared_fields, **inferred, "default": None if default is MISSING else default})
+    given = None if default is MISSING else default
+    return structs.replace(declared, name=name, type=get_origin(kind) or kind, choices=choices, default=given)
 
 
 def values(kind: type, source: Any) -> dict[str, Any]:

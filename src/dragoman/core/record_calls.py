@@ -1,14 +1,14 @@
 """Calls about the state that a server keeps between requests: records, loaded models and recent requests."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from dragoman.core.calls import ServerCall
 
 
-@dataclass(frozen=True, slots=True)
-class SaveRecord(ServerCall[None]):
+class SaveRecord(msgspec.Struct, ServerCall[None], frozen=True):
     """Store a value for later requests of the same owner, within the limits of the record store.
 
     parts: further values under ids of their own, which are dropped together with this one.
@@ -17,11 +17,10 @@ class SaveRecord(ServerCall[None]):
     owner: str
     id: str
     value: bytes
-    parts: Mapping[str, bytes] = field(default_factory=dict)
+    parts: Mapping[str, bytes] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRecord(ServerCall[bytes | None]):
+class ReadRecord(msgspec.Struct, ServerCall[bytes | None], frozen=True):
     """Return a stored value or a part of one; None if it does not exist or belongs to another owner."""
 
     owner: str
@@ -29,16 +28,14 @@ class ReadRecord(ServerCall[bytes | None]):
     is_part: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteRecord(ServerCall[bool]):
+class DeleteRecord(msgspec.Struct, ServerCall[bool], frozen=True):
     """Delete a stored value; return whether it existed."""
 
     owner: str
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class KeepLoaded(ServerCall[None]):
+class KeepLoaded(msgspec.Struct, ServerCall[None], frozen=True):
     """Unload the model of the request after `idle_s` seconds without requests; `inf` keeps it loaded.
 
     This replaces the server's setting until the model is unloaded. It has no effect on pinned models, and none unless
@@ -49,8 +46,7 @@ class KeepLoaded(ServerCall[None]):
     idle_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(msgspec.Struct, frozen=True):
     """A loaded model: the size of its files in bytes, and the seconds until it is unloaded without further requests."""
 
     name: str
@@ -58,13 +54,11 @@ class LoadedModel:
     unload_in_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ListLoaded(ServerCall[tuple[LoadedModel, ...]]):
+class ListLoaded(msgspec.Struct, ServerCall[tuple[LoadedModel, ...]], frozen=True):
     """Return the models that are loaded now."""
 
 
-@dataclass(frozen=True, slots=True)
-class FindRequests(ServerCall[list[dict[str, Any]]]):
+class FindRequests(msgspec.Struct, ServerCall[list[dict[str, Any]]], frozen=True):
     """Return the last `count` requests that the processes of the server have recorded, newest first, as JSON values.
 
     With a request id, only requests with this id are returned. The processes of `--processes` send this call; a single

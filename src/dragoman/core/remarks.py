@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from dragoman.core.errors import InvalidInput
 
@@ -13,8 +14,7 @@ from dragoman.core.errors import InvalidInput
 Effect = Literal["same", "different", "unused", "missing", "rejected", "untried"]
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
+class Remark(msgspec.Struct, frozen=True):
     """Support of one field or import: the file, its name, the effect, and a note with the alternative."""
 
     location: str
@@ -26,8 +26,7 @@ class Remark:
 PICKLE_NOTE = "pickle files can run code when loaded: start with --allow-pickle if you trust them"
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """Support of a field: its effect, a note for users, the name of our setting, and its default in that server."""
 
     effect: Effect

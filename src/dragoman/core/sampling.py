@@ -4,8 +4,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Sampling
@@ -31,8 +33,7 @@ class InvalidValueError(ValueError):
     """A value of the wrong kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValueKind:
+class ValueKind(msgspec.Struct, frozen=True):
     """A kind of value: its description, and `convert`, which converts a value or raises InvalidValueError.
 
     `schema` is its JSON Schema; empty if any value is valid. `implied_maximum` is a maximum that the description omits;
@@ -41,7 +42,7 @@ class ValueKind:
 
     description: str
     convert: Callable[[Any], Any]
-    schema: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] = msgspec.field(default_factory=dict)
     implied_maximum: float | None = None
 
 

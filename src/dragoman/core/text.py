@@ -1,10 +1,12 @@
 """Text generation: prompts, sampling parameters and results."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct, structs
+from msgspec.structs import replace
 
 # Name of a detail of text models: their chat template. It is too long for the metadata of Open Inference.
 TEMPLATE_TEXT = "chat_template_text"
@@ -12,8 +14,7 @@ TEMPLATE_TEXT = "chat_template_text"
 FinishReason = Literal["", "length", "eos_token", "stop_sequence"]
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
+class Chat(msgspec.Struct, frozen=True):
     """A conversation for the model's chat template.
 
     `messages` and `tools` are those of OpenAI's chats: a message has `role` and `content`, optionally `tool_calls`
@@ -28,7 +29,7 @@ class Chat:
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = msgspec.field(default_factory=dict)
     add_generation_prompt: bool = True
     special_tokens: bool = False
     template: str = ""
@@ -68,8 +69,7 @@ class RawPrompt(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class InfillPrompt:
+class InfillPrompt(msgspec.Struct, frozen=True):
     """Texts before and after a gap that the completion fills."""
 
     prefix: str
@@ -98,8 +98,7 @@ class PartsText(str):
 Prompt = str | tuple[int, ...] | Chat | InfillPrompt
 
 
-@dataclass(frozen=True, slots=True)
-class Grammar:
+class Grammar(msgspec.Struct, frozen=True):
     """A constraint on a completion; `kind` is the format of `text`.
 
     "json_schema": a JSON schema. "json_object": any JSON object (`text` is empty). "regex": a regular expression.
@@ -280,8 +279,7 @@ def merge_chunks(chunks: Iterable[Generation]) -> Generation:
     return Generation(tuple(texts[key] for key in sorted(texts)), prompts)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSpan:
+class TokenSpan(msgspec.Struct, frozen=True):
     """One token of a tokenized text; `start` and `stop` are character offsets."""
 
     id: int
@@ -290,8 +288,7 @@ class TokenSpan:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenized:
+class Tokenized(msgspec.Struct, frozen=True):
     """A text (of a conversation: after the template) and its tokens."""
 
     text: str

@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -21,8 +21,7 @@ from dragoman.core.vectors import Ability, Config
 _CHUNK = 1 << 20  # performance only: numbers compared at a time, so that the result takes little memory
 
 
-@dataclass(frozen=True, slots=True)
-class VectorSpec:
+class VectorSpec(msgspec.Struct, frozen=True):
     """One input or output as a vector of `size` numbers; `shape` and `datatype` are the model's, for one point."""
 
     name: str
@@ -31,8 +30,7 @@ class VectorSpec:
     datatype: Datatype
 
 
-@dataclass(frozen=True, slots=True)
-class VectorSignature:
+class VectorSignature(msgspec.Struct, frozen=True):
     """A model as a vector function: its required inputs and its outputs, in order."""
 
     inputs: tuple[VectorSpec, ...]

@@ -20,9 +20,9 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from dragoman.core import error_texts
@@ -106,8 +106,7 @@ def split_rows(answer: Inference, counts: Sequence[int]) -> list[Inference]:
 # --- queue and dispatch ------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class Member:
+class Member(msgspec.Struct, eq=False):
     """A call in the queue or in a batch."""
 
     request: Request[Inference]

@@ -2,9 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from dragoman.core.binding import bind
@@ -31,8 +31,7 @@ _CACHE_SIZE = 256
 GetSignature = Callable[[Request[Signature]], Awaitable[Signature]]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfiguredSignature:
+class ConfiguredSignature(msgspec.Struct, frozen=True):
     """The signature of a model under one config, and the same as sizes of vectors if all its tensors are vectors."""
 
     signature: Signature

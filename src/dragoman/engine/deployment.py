@@ -213,7 +213,7 @@ class Deployment:
                 log.warning("calls are not merged, outputs have other rows than inputs: model=%s", self.spec.name)
                 signature = replace(signature, batched=False)
         if signature is not loaded.signature:
-            self._loaded = replace(loaded, signature=signature)
+            self._loaded = structs.replace(loaded, signature=signature)
             self._binder = Binder(self._loaded, self.spec.name)
         return self._loaded
 

@@ -3,15 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from dragoman.core.errors import InvalidInput, NotReady
 
 log = logging.getLogger("dragoman.engine")
 
 
-@dataclass(frozen=True, slots=True)
-class ModelChange:
+class ModelChange(msgspec.Struct, frozen=True):
     """A load or another change of a model in progress, and the versions that it loads."""
 
     task: "asyncio.Task[None]"

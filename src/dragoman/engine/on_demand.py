@@ -6,7 +6,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from dragoman.core.errors import InvalidInput, NotReady
 from dragoman.core.metrics import Family, Sample
@@ -28,16 +29,14 @@ class NoRoom(NotReady):
     """The model cannot be loaded now, since other loaded models leave no room."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failures:
+class _Failures(msgspec.Struct, frozen=True):
     """Failed loads in a row: the delay before the next one, and when it may start, on the monotonic clock."""
 
     delay_s: float
     next_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadLimits:
+class LoadLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the models that are loaded on demand; 0 means no limit.
 
     max_models, max_bytes: number of loaded model versions, and bytes of their files. wait_s: how long a request waits

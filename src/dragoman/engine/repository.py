@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import msgspec
+from msgspec import structs
 
 from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, NotSupported
 from dragoman.core.file_states import file_states
@@ -20,8 +23,7 @@ _ROUTING = ("default_version", "version_weights")
 _POLICY = re.compile(r"latest|all|\d+(?:\s*,\s*\d+)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """The source of a model. specs: returns the versions that are to be served, as they are on disk now.
 
     routing: which version answers requests that name none.
@@ -29,7 +31,7 @@ class Source:
     """
 
     specs: Callable[[], list[ModelSpec]]
-    routing: VersionRouting = field(default_factory=VersionRouting)
+    routing: VersionRouting = msgspec.field(default_factory=VersionRouting)
     all_specs: Callable[[], list[ModelSpec]] = list
 
     def state(self) -> "ModelOnDisk":
@@ -40,12 +42,11 @@ class Source:
             return ModelOnDisk((), self.routing, str(error))
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOnDisk:
+class ModelOnDisk(msgspec.Struct, frozen=True):
     """A model as it is on disk: the versions that are to be served, with their files, or an error."""
 
     specs: tuple[ModelSpec, ...]
-    routing: VersionRouting = field(default_factory=VersionRouting)
+    routing: VersionRouting = msgspec.field(default_factory=VersionRouting)
     error: str = ""
 
 
@@ -150,7 +151,7 @@ class DiskRepository(Repository):
             raise InvalidInput(
                 f"setting 'model_name': expected one model, found {len(names)}: {', '.join(names)[:256]}"
             )
-        renamed = [replace(found, name=self._model_name) for same in by_name.values() for found in same]
+        renamed = [structs.replace(found, name=self._model_name) for same in by_name.values() for found in same]
         return {self._model_name: renamed} if renamed else {}
 
     def at(self, name: str, url: str) -> Source:
@@ -158,14 +159,14 @@ class DiskRepository(Repository):
         if len(models) != 1:
             names = ", ".join(found.name for found in models)
             raise InvalidInput(f"`url`: expected one model, found several in '{url}': {names[:256]}")
-        source = self._source([replace(models[0], name=name)])
+        source = self._source([structs.replace(models[0], name=name)])
         return Source(lambda: [replace(spec, url=url) for spec in source.specs()], source.routing)
 
     def at_folder(self, name: str, folder: Path) -> Source:
         models = Search(self._run_code).models(str(folder))
         if len(models) != 1:
             raise InvalidInput(f"failed to load '{name}', expected one model in its files, got {len(models)}")
-        return self._source([replace(models[0], name=name)])
+        return self._source([structs.replace(models[0], name=name)])
 
     def _source(self, same: Sequence[FoundModel]) -> Source:
         settings: dict[str, Any] = {}

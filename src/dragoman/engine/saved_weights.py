@@ -4,9 +4,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.core.documents import read_json
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -22,8 +21,7 @@ from dragoman.workers.pool import Pool
 _PARAMETERS = (PRIORITY, TIMEOUT)
 
 
-@dataclass(slots=True, eq=False)
-class _ScheduledMember(Member):
+class _ScheduledMember(Member, eq=False):
     order: Order = (1, False, 0)
 
 

@@ -6,10 +6,12 @@ The name of a model depends only on its own file or folder, never on other files
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput, ModelFailed
@@ -35,8 +37,7 @@ _VECTOR_MARKS = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FoundModel:
+class FoundModel(msgspec.Struct, frozen=True):
     """A model on disk, with the settings in its files. versions: their paths, by number."""
 
     name: str
@@ -46,8 +47,7 @@ class FoundModel:
     error: InvalidInput | None = None  # in its files
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedFile:
+class SkippedFile(msgspec.Struct, frozen=True):
     """A file in a folder of models that looks like a model and is not served."""
 
     file: str
@@ -59,8 +59,7 @@ class SkippedFile:
         return model in (path.parent.name, path.stem)
 
 
-@dataclass(slots=True)
-class Search:
+class Search(msgspec.Struct):
     """A search for models. `skipped` collects the files that are not served.
 
     Without `run_code` a Python file is never imported, and its models have the file's name instead of their own. With
@@ -69,8 +68,8 @@ class Search:
 
     run_code: bool = True
     may_be_empty: bool = False
-    skipped: list[SkippedFile] = field(default_factory=list)
-    _root: Path = field(default_factory=Path)
+    skipped: list[SkippedFile] = msgspec.field(default_factory=list)
+    _root: Path = msgspec.field(default_factory=Path)
 
     def models(self, path: str) -> list[FoundModel]:
         """Return the models at a path. Raises InvalidInput if there are none, or if it cannot be read."""

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from dragoman.core import error_texts
@@ -37,15 +37,14 @@ def pop_step(call: Infer, model: str, ids: str = "any") -> tuple[Infer, Sequence
     return structs.replace(call, parameters=parameters), SequenceStep(parsed, start, end)
 
 
-@dataclass(slots=True, eq=False)
-class SequenceTurn:
+class SequenceTurn(msgspec.Struct, eq=False):
     """A request that waits for its turn in its sequence. A stream's `response` is the pool that computes it."""
 
     request: Request[Any]
     call: Infer
     response: asyncio.Future[Any]
     stream_ended: asyncio.Event | None
-    context: Context = field(default_factory=get_context)
+    context: Context = msgspec.field(default_factory=get_context)
 
 
 class LiveSequence:

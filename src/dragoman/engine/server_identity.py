@@ -1,14 +1,13 @@
 """Identity of a server and what it allows, for its metadata and model control."""
 
-from dataclasses import dataclass
+import msgspec
 
 from dragoman._version import __version__
 from dragoman.core.calls import ServerDescription
 from dragoman.core.dialect import OWN, Dialect
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerIdentity:
+class ServerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Name, version and extensions of the server, for its metadata.
 
     `control_token` authorizes model control; "" disables it unless `control_open` is set. It also shows the reasons of

@@ -6,7 +6,6 @@ read says nothing, except `examples.json`, whose errors are those of the trial.
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -32,13 +31,12 @@ _MAX_LABELS_BYTES = 4_000_000
 _MIN_CLASSES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Shipped:
+class Shipped(msgspec.Struct, frozen=True):
     """description: a line. labels: names of classes by output. examples: inputs of requests by name."""
 
     description: str = ""
-    labels: Mapping[str, ClassLabels] = field(default_factory=dict)
-    examples: Mapping[str, Tensors] = field(default_factory=dict)
+    labels: Mapping[str, ClassLabels] = msgspec.field(default_factory=dict)
+    examples: Mapping[str, Tensors] = msgspec.field(default_factory=dict)
 
 
 def read_shipped(spec: ModelSpec, loaded: Loaded) -> Shipped:

@@ -10,10 +10,10 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dragoman.core.calls import Generate, Infer, Inference, SignatureFor, Tensors
@@ -33,8 +33,7 @@ _PROMPT = "Hello"
 _MAX_CLASSES, _TOLERANCE = 100_000, 2e-3  # of FP16
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(msgspec.Struct, frozen=True):
     """inputs: of the example that the model has answered, None if there is none. outputs: its answer.
 
     error: why it answered none, "" if it did or was not tried.

@@ -5,9 +5,11 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.errors import InvalidInput, NotReady
 from dragoman.core.metrics import Family, Sample
@@ -19,8 +21,7 @@ log = logging.getLogger("dragoman.engine")
 _EXPECTED = "expected versions with numbers from 0, at least one above 0"
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRouting:
+class VersionRouting(msgspec.Struct, frozen=True):
     """default_version: answers requests that name no version; "" stands for the newest.
 
     weights: relative shares of these requests by version, instead of a default version; empty for none.
@@ -28,7 +29,7 @@ class VersionRouting:
     """
 
     default_version: str = ""
-    weights: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = msgspec.field(default_factory=dict)
     is_override: bool = False
 
     def override(self, text: str) -> "VersionRouting":

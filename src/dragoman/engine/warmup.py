@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,7 @@ def read_labels(spec: ModelSpec) -> dict[str, ClassLabels]:
     return labels
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedReplicas:
+class LoadedReplicas(msgspec.Struct, frozen=True):
     """A model that is loaded, and not ready yet."""
 
     spec: ModelSpec

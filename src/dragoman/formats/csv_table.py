@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dragoman.core.datatypes import BYTES
@@ -17,8 +17,7 @@ from dragoman.core.options import suggestion
 from dragoman.core.signature import TensorSpec
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """Rows of cells: text of CSV, values of a Parquet file with None for a missing one.
 
     path: of the file, "" for the body of a request. header: names of the columns; empty if it has none. numbers: the

@@ -15,10 +15,10 @@ in the same process may have registered them.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 import numpy as np
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -253,8 +253,7 @@ def read_varint(view: memoryview, at: int) -> tuple[int, int]:
 # --- typed contents ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PackedContents:
+class PackedContents(msgspec.Struct, frozen=True):
     """The elements of one packed field of an InferTensorContents, not yet decoded."""
 
     field: str

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -19,8 +19,7 @@ _MAX_DEPTH = 64  # of messages and lists; Triton's have a tenth of it
 _MAX_UNKNOWN = 100  # fields that are skipped and named before the file is rejected
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(msgspec.Struct, frozen=True):
     """A parsed `config.pbtxt`. message: the ModelConfig. unknown: names and lines of fields that are not in its schema.
 
     lines: the line of each field, by its path, such as `input[1].dims`; indices of 0 are left out.
@@ -29,7 +28,7 @@ class ConfigFile:
     name: str
     message: Any
     unknown: tuple[tuple[str, int], ...] = ()
-    lines: Mapping[str, int] = field(default_factory=dict)
+    lines: Mapping[str, int] = msgspec.field(default_factory=dict)
 
     def error(self, path: str, text: str) -> InvalidInput:
         """Return an error at a field. The line is that of the field, or of the nearest field around it."""

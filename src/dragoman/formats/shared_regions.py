@@ -8,9 +8,10 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary, finalize
+
+import msgspec
 
 from dragoman.core.datatypes import Buffer
 from dragoman.core.errors import AlreadyLoaded, InvalidInput, ModelNotFound, NotSupported
@@ -28,8 +29,7 @@ _MAX_REGIONS = 64
 _MAX_OFFSET = 1 << 62
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Region:
+class Region(msgspec.Struct, frozen=True, weakref=True):
     """A registered region: `byte_size` bytes from `offset` of the object with this key.
 
     Its descriptor is closed once nothing refers to the region.
@@ -42,8 +42,7 @@ class Region:
     descriptor: int
 
 
-@dataclass(frozen=True, slots=True)
-class RegionSlice:
+class RegionSlice(msgspec.Struct, frozen=True):
     """Where a tensor is: `byte_size` bytes from `offset` of the region with this name."""
 
     region: str

@@ -3,8 +3,9 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
+
+from msgspec.structs import replace
 
 from dragoman.core.calls import DescribeModels, Handle, Handled, ModelDescription, Request, Response
 from dragoman.core.errors import DragomanError, InvalidOutput

@@ -4,9 +4,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import quote
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.calls import Answer, Authorize, ModelCall, Request, Response
 from dragoman.core.documents import parse_json
@@ -131,8 +133,7 @@ def is_token_id(value: Any) -> bool:
 ANYTHING = "anything"
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """One parameter of a protocol.
 
     `to`: the field of Sampling, or the option of the protocol (`own`), that it sets; "" for none. `fields`: those of an
@@ -144,7 +145,7 @@ class Parameter:
     to: str
     kind: ValueKind
     own: bool = False
-    fields: "Mapping[str, Parameter]" = field(default_factory=dict)
+    fields: "Mapping[str, Parameter]" = msgspec.field(default_factory=dict)
     effect: Literal["applied", "ignored", "unsupported"] = "applied"
     neutral: tuple[Any, ...] = ()
     instead: str = ""
@@ -228,14 +229,13 @@ def _schema(parameter: Parameter) -> dict[str, Any]:
     return {**({"anyOf": [kind.schema, {"type": "null"}]} if kind.schema else {}), **about}
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedParameters:
+class ParsedParameters(msgspec.Struct, frozen=True):
     """The parsed parameters of a request: fields of Sampling, options of the protocol, the client's name of each, and
     unknown names."""
 
-    fields: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    names: dict[str, str] = msgspec.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
     @property
@@ -274,13 +274,12 @@ class ParsedParameters:
         return parameters
 
 
-@dataclass(frozen=True, slots=True)
-class _Ineffective:
+class _Ineffective(msgspec.Struct, frozen=True):
     """Names of parameters without effect: unknown, without an effect here, and parts that are not enforced."""
 
-    unknown: list[str] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
-    unenforced: list[str] = field(default_factory=list)
+    unknown: list[str] = msgspec.field(default_factory=list)
+    unused: list[str] = msgspec.field(default_factory=list)
+    unenforced: list[str] = msgspec.field(default_factory=list)
 
 
 def parse_parameters(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:

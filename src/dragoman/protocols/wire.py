@@ -9,7 +9,6 @@ Objects made per request are `msgspec.Struct`s: frozen like a dataclass and ten 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
@@ -179,8 +178,7 @@ PLAIN_TEXT = "text/plain; charset=utf-8"
 EVENT_STREAM_HEADERS: Headers = (("content-type", f"{EVENT_STREAM}; charset=utf-8"), ("cache-control", "no-cache"))
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True):
     """Description of a route for OpenAPI: its messages, and the parameters of its query and headers with their schemas.
 
     `responses` has the bodies by status; the errors are those of the protocol. `path` is that of the description, if it
@@ -189,23 +187,21 @@ class Operation:
 
     summary: str
     responses: Mapping[int, Bodies]
-    request: Bodies = field(default_factory=dict)
+    request: Bodies = msgspec.field(default_factory=dict)
     is_body_required: bool = True
-    query: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, Any] = field(default_factory=dict)
+    query: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    headers: Mapping[str, Any] = msgspec.field(default_factory=dict)
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorResponses:
+class ErrorResponses(msgspec.Struct, frozen=True):
     """Description of the errors of a protocol for OpenAPI: their statuses and bodies."""
 
     statuses: frozenset[int]
     bodies: Bodies
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """`pattern` is a path with parameters in braces, such as `/v2/models/{model}/infer`.
 
     `health` marks a health check, which is answered on connections beyond the limits and without a key too. `role` is
@@ -241,8 +237,7 @@ class HttpError(Exception):
         self.protocol = protocol
 
 
-@dataclass(frozen=True, slots=True)
-class HttpProtocol:
+class HttpProtocol(msgspec.Struct, frozen=True):
     """A protocol over HTTP: its routes and its error format, which `errors` describes.
 
     `format_error` gets an error and the id of the request. `fallback` serves paths that match no route of any protocol,
@@ -410,8 +405,7 @@ class GrpcResponse(msgspec.Struct, frozen=True):
 GrpcResult = bytes | Sequence[Buffer] | GrpcResponse
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcMethod:
+class GrpcMethod(msgspec.Struct, frozen=True):
     """A unary method. `health` marks a health check, which no limit on calls stops; `role` as for a `Route`."""
 
     name: str
@@ -420,8 +414,7 @@ class GrpcMethod:
     role: Role = "admin"
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcStreamMethod:
+class GrpcStreamMethod(msgspec.Struct, frozen=True):
     """A bidirectional streaming method: each request message gets any number of response messages, in order.
 
     `format_error` formats an error of one message, in parsing or in serving it, as a message of the stream, which then
@@ -434,8 +427,7 @@ class GrpcStreamMethod:
     role: Role = "admin"
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcProtocol:
+class GrpcProtocol(msgspec.Struct, frozen=True):
     """A protocol over gRPC: a service and its methods.
 
     `status` returns the name of the gRPC status code of an error. `descriptors` is the serialized FileDescriptorSet
@@ -447,7 +439,7 @@ class GrpcProtocol:
     methods: tuple[GrpcMethod | GrpcStreamMethod, ...]
     status: Callable[[DragomanError], str]
     descriptors: bytes
-    other_services: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    other_services: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
     key: str = ""
 
     @property

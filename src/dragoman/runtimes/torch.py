@@ -5,10 +5,11 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dragoman import plugins
@@ -42,8 +43,7 @@ _SCALARS: Mapping[str, tuple[Datatype, frozenset[Datatype]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Program:
+class _Program(msgspec.Struct, frozen=True):
     """The interface of a program. scalars: inputs that are Python numbers or texts, not tensors.
 
     arguments: returns positional and keyword arguments for the inputs of a call by name.

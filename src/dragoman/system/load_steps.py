@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class LoadStep:
+class LoadStep(msgspec.Struct, frozen=True):
     """A step, such as "loading" or "compiling". size: bytes of the files that it reads; 0 if unknown."""
 
     name: str
@@ -17,8 +17,7 @@ class LoadStep:
 Observer = Callable[[LoadStep], None]
 
 
-@dataclass(slots=True)
-class _Observation:
+class _Observation(msgspec.Struct):
     observer: Observer
     model: str
     last: LoadStep | None = None

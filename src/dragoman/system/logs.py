@@ -7,9 +7,10 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
+
+import msgspec
 
 from dragoman.system.load_steps import loading_model
 from dragoman.system.request_context import log_fields
@@ -104,8 +105,7 @@ class _LevelFilter(logging.Filter):
         return record.levelno not in self.dropped or record.name == AUDIT
 
 
-@dataclass(frozen=True, slots=True)
-class LogOptions:
+class LogOptions(msgspec.Struct, frozen=True):
     """Which records are logged, by level; `debug` is Triton's `log_verbose_level`, 0 for none. `has_iso_times`: times
     are in UTC as ISO 8601 says."""
 

@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from dragoman.system.trace_context import Sampler, Trace
 
@@ -11,8 +12,7 @@ from dragoman.system.trace_context import Sampler, Trace
 _random: Final = random.Random()  # noqa: S311 - samples, no secrets
 
 
-@dataclass(slots=True)
-class TraceOptions:
+class TraceOptions(msgspec.Struct):
     """Trace options of a model or of the server; None stands for the option of the server, or for the one at its start.
 
     rate: one of this many requests is traced, none for 0.

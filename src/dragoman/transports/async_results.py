@@ -4,9 +4,9 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from dragoman.core.callers import share_of
@@ -30,8 +30,7 @@ KEEP_S = 900.0  # after the request or the last poll
 _MAX_OFFSET_DIGITS = 9
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResultCall(ServerCall[HttpResponse]):
+class StoredResultCall(msgspec.Struct, ServerCall[HttpResponse], frozen=True):
     """A request about a stored result, on its way from a server process to the process that stores them."""
 
     http: HttpRequest

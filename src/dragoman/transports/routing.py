@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import unquote_to_bytes
 
@@ -31,11 +30,10 @@ _MAX_SEGMENTS = 8
 _MAX_PATH = 200  # characters in the audit log
 
 
-@dataclass(slots=True)
-class _Node:
-    parts: dict[str, "_Node"] = field(default_factory=dict)
+class _Node(msgspec.Struct):
+    parts: dict[str, "_Node"] = msgspec.field(default_factory=dict)
     parameter: "tuple[str, _Node] | None" = None
-    endpoints: dict[str, list[tuple[Route, HttpProtocol]]] = field(default_factory=dict)
+    endpoints: dict[str, list[tuple[Route, HttpProtocol]]] = msgspec.field(default_factory=dict)
     protocol: HttpProtocol | None = None  # the first that has a path here or below
 
 

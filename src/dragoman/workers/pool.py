@@ -3,8 +3,9 @@
 import errno
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from dragoman.core.calls import Call, Request, Tensors
 from dragoman.core.errors import ModelFailed, OutOfMemory
@@ -30,8 +31,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """Description of a loaded model.
 
     calls: the types of call that it supports.
@@ -52,11 +52,11 @@ class Loaded:
     streams: bool = False
     concurrent: bool = False
     merges: int = 0
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = msgspec.field(default_factory=dict)
     handlers: tuple[str, ...] = ()
     sequences: SequenceOptions | None = None
     example: Tensors | None = None
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    labels: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     kind: str = ""
     description: str = ""
 

@@ -1,7 +1,6 @@
 """UM-Bridge over HTTP: simulators as functions of vectors, with their derivatives."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -91,8 +90,7 @@ _ERRORS: Sequence[tuple[type[DragomanError], int, str]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class UmBridge:
+class UmBridge(msgspec.Struct, frozen=True):
     """The endpoints. Each is a pure function of the request."""
 
     policy: Policy

@@ -4,13 +4,13 @@ import json
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
 import joblib
 import pytest
+from msgspec.structs import replace
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 

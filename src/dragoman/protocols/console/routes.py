@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from dragoman.core.calls import InFlight, Request
 from dragoman.core.record_calls import FindRequests

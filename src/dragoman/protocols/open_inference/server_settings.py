@@ -1,11 +1,11 @@
 """The extensions for trace and log settings: read and change them, over REST and gRPC."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.formats import grpc_messages as m

@@ -4,9 +4,9 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dragoman.codecs.decode import Defaults
@@ -31,8 +31,7 @@ log = logging.getLogger("dragoman.model")
 ToValue = Callable[[Tensor, str], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaEntry:
+class SchemaEntry(msgspec.Struct, frozen=True):
     """One column or tensor of a schema; `key` is its name for MLflow, or its position if it has none."""
 
     key: Any

@@ -2,10 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar, overload
+
+import msgspec
+from msgspec import structs
 
 from dragoman import hooks, plugins
 from dragoman.codecs.decode import Defaults
@@ -22,8 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__dragoman__"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDeclaration:
+class ModelDeclaration(msgspec.Struct, frozen=True):
     """The arguments of `@model`; see `Model`."""
 
     name: str = ""
@@ -59,7 +61,7 @@ def model(function: Any = None, **options: Any) -> Any:
     declared = ModelDeclaration(**options)
 
     def mark(function: Any) -> Any:
-        setattr(function, _MARK, replace(declared, name=declared.name or getattr(function, "__name__", "")))
+        setattr(function, _MARK, structs.replace(declared, name=declared.name or getattr(function, "__name__", "")))
         return function
 
     return mark if function is None else mark(function)

@@ -3,9 +3,10 @@
 import re
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
+
+import msgspec
 
 from dragoman.core.callers import ANYONE, Caller
 from dragoman.formats.grpc_status import CODES
@@ -61,8 +62,7 @@ _UNIT_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1
 _NOT_METADATA: Final = frozenset(("te", "content-type", "content-length"))
 
 
-@dataclass(frozen=True, slots=True)
-class CallHeaders:
+class CallHeaders(msgspec.Struct, frozen=True):
     """Headers of a call.
     `metadata`: without the fields of gRPC itself and without binary values.
     `encoding`: of compressed messages, or "".

@@ -4,8 +4,9 @@ import asyncio
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.control import AccessControl

@@ -5,9 +5,10 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Protocol
+
+import msgspec
 
 from dragoman.core.callers import Caller
 from dragoman.core.calls import Response
@@ -82,8 +83,7 @@ class Peer(Protocol):
         """Count `size` bytes more, or fewer if negative, that wait for the client beside the messages written."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnaryHandler:
+class UnaryHandler(msgspec.Struct, frozen=True):
     """Handles a unary method. `begin`, if there is one, may return its result at once. Both raise GrpcError.
 
     `with_engine` returns the handler of calls that another engine answers; None if it needs none.
@@ -97,8 +97,7 @@ class UnaryHandler:
     protocol: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamHandler:
+class StreamHandler(msgspec.Struct, frozen=True):
     """Handles a streaming method: reads from a peer and writes to it until the call ends. Raises GrpcError."""
 
     talk: Callable[[Peer], Coroutine[Any, Any, None]]
@@ -129,8 +128,7 @@ def table_handlers(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class UnaryMethod:
+class UnaryMethod(msgspec.Struct, frozen=True):
     """A unary method of a protocol."""
 
     engine: CallHandler
@@ -198,8 +196,7 @@ class UnaryMethod:
             raise status_error(self.protocol, public_error(error, context, exchange.request.id)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class StreamMethod:
+class StreamMethod(msgspec.Struct, frozen=True):
     """A streaming method of a protocol; messages are handled one after the other.
 
     The next message is read, and the next response requested, once the last one has been written: a client that reads

@@ -16,7 +16,8 @@ After a rejection that is `fatal` the connection calls `drop`, since the start o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Buffer, HttpError
@@ -32,16 +33,14 @@ _SCRATCH = 16 << 10
 _MAX_SKIPPED = 1 << 20
 
 
-@dataclass(slots=True)
-class Http1Request:
+class Http1Request(msgspec.Struct):
     """A complete request."""
 
     head: Http1Headers
     body: Buffer
 
 
-@dataclass(slots=True)
-class RejectedRequest:
+class RejectedRequest(msgspec.Struct):
     """A request that is answered with an error. `fatal`: later bytes of the connection cannot be parsed."""
 
     head: Http1Headers | None
@@ -49,8 +48,7 @@ class RejectedRequest:
     fatal: bool
 
 
-@dataclass(slots=True)
-class ExpectContinue:
+class ExpectContinue(msgspec.Struct):
     """The client waits for `100 Continue` before it sends the body (RFC 9110, 10.1.1)."""
 
 

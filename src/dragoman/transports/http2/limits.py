@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from dragoman.formats.http2 import frames
 from dragoman.formats.http2.frames import FrameWriter, Http2ConnectionError
 from dragoman.transports.limits import Limits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Http2Limits:
+class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one HTTP/2 connection; sizes in bytes, times in seconds.
 
     A client may send `stream_window` bytes of a stream and `connection_window` of all before they are acknowledged.

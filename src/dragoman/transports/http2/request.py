@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from dragoman.formats.http2.fields import Field
 from dragoman.formats.http2.frames import PROTOCOL_ERROR, Http2StreamError
@@ -19,8 +20,7 @@ _CONNECTION_FIELDS = frozenset((b"connection", b"proxy-connection", b"keep-alive
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 
 
-@dataclass(frozen=True, slots=True)
-class Http2Headers:
+class Http2Headers(msgspec.Struct, frozen=True):
     """Headers of a request. `path` is as it was sent, `length` the announced length of the body or -1.
 
     `error` is the HTTP error to respond with; `fields` may then be incomplete. `note` belongs to the service and is
@@ -35,7 +35,7 @@ class Http2Headers:
     length: int = -1
     is_grpc: bool = False
     error: HttpError | None = None
-    note: list[Any] = field(default_factory=list)
+    note: list[Any] = msgspec.field(default_factory=list)
 
 
 def parse_headers(fields: Iterable[Field], error: HttpError | None = None) -> Http2Headers:

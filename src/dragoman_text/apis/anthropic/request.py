@@ -1,8 +1,9 @@
 """Requests of Anthropic's Messages API: content blocks and tools as a chat."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, check_value, flag, format_value, number

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
@@ -78,8 +80,7 @@ PARAMETERS: Mapping[str, Parameter] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True):
     """A parsed chat request: conversation, sampling, tools and parameters."""
 
     chat: Chat

@@ -4,8 +4,11 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import (
@@ -202,14 +205,13 @@ def stop_reason(text: Text) -> str | int | None:
 # --- answers -----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class TokenUsage:
+class TokenUsage(msgspec.Struct):
     """Counts prompt tokens and generated tokens."""
 
     prompt: int = 0
     cached: int = 0
-    generated: dict[tuple[int, int], int] = field(default_factory=dict)
-    reasoning: dict[int, int] = field(default_factory=dict)
+    generated: dict[tuple[int, int], int] = msgspec.field(default_factory=dict)
+    reasoning: dict[int, int] = msgspec.field(default_factory=dict)
 
     @property
     def completion(self) -> int:

@@ -19,7 +19,8 @@ and so is the text that is held back or parsed again.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from dragoman.core.patterns import LazyPattern
 from dragoman_text.limits import MAX_CALL_START_CHARACTERS
@@ -36,8 +37,7 @@ def prefixes(literal: str) -> str:
     return pattern
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(msgspec.Struct, frozen=True):
     """A format of calls.
 
     start: matches the opener up to the `{` of an object, which is the arguments if it matched a name and else a call,

@@ -28,8 +28,9 @@ current call is dropped because only one is allowed (`_dropping`).
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.core.documents import parse_json
 from dragoman.protocols.wire import replace_surrogates

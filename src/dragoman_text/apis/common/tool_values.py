@@ -6,8 +6,9 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from dragoman.core.documents import parse_json
 from dragoman.core.patterns import LazyPattern
@@ -166,8 +167,7 @@ _CONVERTERS: Mapping[str, Callable[[str], str | None]] = {
 _KEY = r"[^<>]{1,256}"
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterMarkup:
+class ParameterMarkup(msgspec.Struct, frozen=True):
     """Markup of the parameters of a call.
 
     next: matches a key up to its value, or the end of the call, without a `key`; if it matched `string`, that says
@@ -241,8 +241,7 @@ MARKUP: Mapping[str, ParameterMarkup] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class XmlChunk:
+class XmlChunk(msgspec.Struct, frozen=True):
     """Result of a chunk: JSON of the arguments, characters consumed (`used`), whether the call is complete."""
 
     arguments: str

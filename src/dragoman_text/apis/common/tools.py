@@ -4,8 +4,10 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
@@ -19,8 +21,7 @@ _INPUT_START = re.compile(rf'\s*{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 TOOL_NAMES = "with a name of 1 to 128 letters, digits, _ . or -"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True):
     """A call by the model; `arguments` is JSON text, or of a custom tool any text."""
 
     name: str
@@ -35,8 +36,7 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
 
-@dataclass(frozen=True, slots=True)
-class Tools:
+class Tools(msgspec.Struct, frozen=True):
     """The tools that a chat offers, as templates take them, and which the model must call: any, or one.
 
     `single`: only the first of several calls is returned. `custom`: names of tools whose input is a text. Models are
@@ -142,8 +142,7 @@ def new_call(name: str) -> ToolCall:
     return ToolCall(name, "", uuid.uuid4().hex[:9])
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
+class ToolCallDelta(msgspec.Struct, frozen=True):
     """A chunk of the arguments of the call at `index`; `opens` is that call, in its first chunk."""
 
     index: int
@@ -211,15 +210,13 @@ def _unescape(text: str) -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoning:
+class Reasoning(msgspec.Struct, frozen=True):
     """A chunk of the reasoning that precedes the text for the user."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChatChunk:
+class ChatChunk(msgspec.Struct, frozen=True):
     """Text for the user, reasoning and chunks of tool calls, in their order."""
 
     parts: Sequence[str | Reasoning | ToolCallDelta] = ()

@@ -2,9 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dragoman import plugins
 from dragoman.core.calls import ModelDescription
@@ -28,8 +29,7 @@ _SETTINGS = (
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 
-@dataclass(frozen=True, slots=True)
-class LmiModel:
+class LmiModel(msgspec.Struct, frozen=True):
     """The LMI settings of a model.
 
     formatter: the operator's output formatter, "" for none.

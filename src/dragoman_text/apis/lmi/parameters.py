@@ -1,8 +1,9 @@
 """Names, limits and defaults of LMI's generation parameters."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.core.sampling import InvalidValueError, ValueKind, flag, text, texts
 from dragoman.core.text import Sampling

@@ -3,12 +3,12 @@
 import csv
 import io
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from email import message_from_bytes
 from email.policy import HTTP as MIME
 from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
 from msgspec import structs
 
 from dragoman.core.errors import InvalidInput
@@ -36,8 +36,7 @@ _MAX_FORM_LINES = 1 << 16
 _ENCODED, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 
 
-@dataclass(frozen=True, slots=True)
-class LmiRequest:
+class LmiRequest(msgspec.Struct, frozen=True):
     """A parsed request: inputs, parameters, schema (`rolling`) and formatter of its response."""
 
     inputs: tuple[str, ...]

@@ -2,9 +2,9 @@
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dragoman.core.calls import Describe, Embed, Embedded, ModelDescription, Request, Response
@@ -119,8 +119,7 @@ SCORE: Mapping[str, Parameter] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Scoring:
+class _Scoring(msgspec.Struct, frozen=True):
     """A parsed request: the pairs to score, and the function that formats the response."""
 
     pairs: Sequence[_Pair]

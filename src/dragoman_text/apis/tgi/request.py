@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import InvalidInput
@@ -89,8 +90,7 @@ _DRAWS = ("temperature", "top_k", "top_p", "typical_p")
 _NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAWS}
 
 
-@dataclass(frozen=True, slots=True)
-class TgiRequest:
+class TgiRequest(msgspec.Struct, frozen=True):
     """A parsed request. `listed`: the inputs were a list; `full`: the response repeats the prompt."""
 
     inputs: tuple[str, ...]

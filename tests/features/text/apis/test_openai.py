@@ -3,12 +3,12 @@
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import dragoman
 from dragoman import Generate, errors

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
-from dragoman.core.text import Chat, Sampling
+from dragoman.core.text import Chat, Grammar, InfillPrompt
 from rest.rest_server import RawResponse
 from text_server import ReverseModel, TextServer, serve
 
@@ -206,17 +207,12 @@ def stable(response: RawResponse) -> str:
 
 def plain(value: Any) -> Any:
     """Return an object without the fields that have their default."""
-    if isinstance(value, Chat) or is_dataclass(value):
-        pairs = [(field.name, getattr(value, field.name), field.default) for field in fields_of(value)]
+    if isinstance(value, Chat | Grammar | InfillPrompt) or is_dataclass(value):
+        fields: Any = fields_of(value) if is_dataclass(value) else structs.fields(value)
+        pairs = [(field.name, getattr(value, field.name), field.default) for field in fields]
         return {name: plain(each) for name, each, default in pairs if each != default and each not in ((), {})}
     if isinstance(value, msgspec.Struct):
-        default = type(value)() if isinstance(value, Sampling) else None
-        names = value.__struct_fields__
-        return {
-            name: plain(getattr(value, name))
-            for name in names
-            if default is None or getattr(value, name) != getattr(default, name)
-        }
+        return {name: plain(each) for name, each in structs.asdict(value).items()}
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

@@ -4,13 +4,13 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dragoman_text.apis.common.completion_parser import parser_for
 from dragoman_text.apis.common.tools import ChatChunk, collect_calls, parse_tools

@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Chat, Grammar, RawPrompt

@@ -4,12 +4,12 @@ import asyncio
 import base64
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import vision_models
 from dragoman.core.calls import Tokenize
