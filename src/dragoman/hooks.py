@@ -9,7 +9,7 @@ import importlib.util
 import logging
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, distribution, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, distribution, distributions
 from typing import Any
 
 from dragoman.core.errors import ModelFailed
@@ -33,8 +33,13 @@ def missing_names(group: str) -> set[str]:
 
 
 def _declared(group: str) -> EntryPoints:
+    return _own_declarations().select(group=f"dragoman.{group}")
+
+
+@cache
+def _own_declarations() -> EntryPoints:
     try:
-        return distribution("dragoman").entry_points.select(group=f"dragoman.{group}")
+        return distribution("dragoman").entry_points
     except PackageNotFoundError:
         raise ModelFailed("the package 'dragoman' is not installed; run pip install -e . in its folder") from None
 
@@ -54,13 +59,28 @@ def _is_installed(package: str) -> bool:
 def other_entries(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of other packages by name."""
     own = _declared(group).names
-    return {entry.name: entry for entry in entry_points(group=f"dragoman.{group}") if entry.name not in own}
+    return {entry.name: entry for entry in _foreign(group) if entry.name not in own}
+
+
+def _foreign(group: str) -> list[EntryPoint]:
+    """Return the entry points of other packages.
+
+    `importlib.metadata.entry_points` parses those of every installed package: 12 instead of 3.5 ms for 290 packages.
+    """
+    full_name, own, packages = f"dragoman.{group}", {*_declared(group)}, set[str]()
+    for each in distributions():
+        if full_name in (each.read_text("entry_points.txt") or ""):
+            entries = each.entry_points.select(group=full_name)
+            if not own.issuperset(entries):
+                packages.add(each.name)
+    # Of several versions on the path, the first one counts.
+    return [entry for name in sorted(packages) for entry in distribution(name).entry_points.select(group=full_name)]
 
 
 def entry(group: str, name: str) -> EntryPoint | None:
     """Return the entry point of that name, None if there is none. Ours go before those of other packages."""
     found = own_entries(group).get(name)
-    return found or next(iter(entry_points(group=f"dragoman.{group}", name=name)), None)
+    return found or next((each for each in _foreign(group) if each.name == name), None)
 
 
 @cache

@@ -3,8 +3,6 @@
 import csv
 import io
 from collections.abc import Container, Mapping
-from email import message_from_bytes
-from email.policy import HTTP as MIME
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -186,6 +184,9 @@ def _fields(http: HttpRequest) -> dict[str, str]:
     if media_type(http) == _ENCODED:
         return {name: values[0] for name, values in parse_qs(_text(body)).items()}
     head = f"content-type: {http.headers['content-type']}\r\n\r\n".encode("latin-1")
+    from email import message_from_bytes  # with all of email's parsers, for which each start would wait
+    from email.policy import HTTP as MIME
+
     message: Any = message_from_bytes(head + body, policy=MIME)
     fields: dict[str, str] = {}
     for i, part in enumerate(message.iter_parts()):
