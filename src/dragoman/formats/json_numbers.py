@@ -8,7 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ _PLACE = re.compile(r"\[([0-9]+)\]")
 _EXACT = 1 << 53  # beyond, a float no longer identifies the integer that was written
 
 Position = tuple[int, Sequence[int]]  # the index of an element in row-major order, and the shape of nested lists
+Read = TypeVar("Read")
 PARSER_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -264,21 +265,32 @@ def parse_with_simdjson(text: bytes, datatype: Datatype) -> Array | None:
     simdjson makes no Python object of each number. None if it is not installed, rejects the text, or would parse it to
     other values than the general parser.
     """
+    if datatype.kind not in _SIMD_TYPES or text.find(b"[", 1) >= 0:  # it flattens
+        return None
+    code, dtype = _SIMD_TYPES[datatype.kind]
+    numbers: Array | None = read_with_simdjson(text, lambda array: np.frombuffer(array.as_buffer(of_type=code), dtype))
+    return numbers if numbers is None or datatype.kind == "float" else _narrow(numbers, datatype)
+
+
+def read_with_simdjson(text: bytes, read: Callable[[Any], Read]) -> Read | None:
+    """Return `read(document)`, whose result holds nothing of the document, for the text parsed by simdjson.
+
+    None if it is not installed, if it rejects the text, or if the document has another form than `read` uses.
+    """
     make = simd_parser_class()
-    if make is None or datatype.kind not in _SIMD_TYPES or text.find(b"[", 1) >= 0:  # it flattens
+    if make is None:
         return None
     try:
         parser = _SIMD_PARSERS.pop()
     except IndexError:
         parser = make()
-    code, dtype = _SIMD_TYPES[datatype.kind]
     try:
-        numbers: Array = np.frombuffer(parser.parse(text).as_buffer(of_type=code), dtype)
+        result = read(parser.parse(text))
     except (ValueError, TypeError, AttributeError, RuntimeError):  # not JSON, or not an array of such numbers
         return None
     if len(text) <= _REUSED_BYTES and not _SIMD_PARSERS:
         _SIMD_PARSERS.append(parser)
-    return numbers if datatype.kind == "float" else _narrow(numbers, datatype)
+    return result
 
 
 def _narrow(wide: Array, datatype: Datatype) -> Array | None:

@@ -12,7 +12,7 @@ from dragoman.core.datatypes import FP64, Array, Buffer
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vector_binding import require_finite
-from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_array
+from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_array, read_with_simdjson
 from dragoman.formats.json_scan import check_json, skip_space, split_members
 from dragoman.formats.policy import Policy
 
@@ -93,11 +93,62 @@ def parse_umbridge_request(text: Buffer, policy: Policy) -> UmBridgeRequest | In
             return _to_arrays(_FLAT_REQUEST.decode(text))
     except PARSER_ERRORS:
         pass
+    if LONG <= len(text) <= _LONG_BYTES and (plain := _parse_plain(bytes(text), policy)) is not None:
+        return plain
     request = None
     with contextlib.suppress(*PARSER_ERRORS, ValueError):
         outline = _OUTLINE.decode(text) if len(text) <= _LONG_BYTES else _outline_of_members(text)
         request = _parse_outline(outline, policy)
     return request or _parse_lenient(bytes(text), policy)
+
+
+def _parse_plain(text: bytes, policy: Policy) -> UmBridgeRequest | None:
+    """Parse a request of vectors of numbers, indices and a config of plain values with simdjson; None for others.
+
+    The general form finds the ends of the vectors before it parses them: 2.8 times as long for 10,000 numbers.
+    """
+    if len(text) > policy.max_json_bytes:
+        return None
+
+    def read(document: Any) -> UmBridgeRequest | None:
+        if len(document) > len(UmBridgeRequest.__struct_fields__):  # performance only: with another field, it is None
+            return None
+        fields = {key: document[key] for key in document.keys()}  # noqa: SIM118 - it has no other iterator of keys
+        config = fields.get("config")
+        # simdjson finds the first of equal keys, and joins nested lists: all brackets have to be known.
+        lists = [key for key in ("input", *VECTORS) if key in fields]
+        if len(fields) != len(document) or not _has(text, b"{", 1 + (config is not None)):
+            return None
+        vectors = fields.get("input", ())
+        if len(vectors) > policy.max_tensors or not _has(text, b"[", len(lists) + len(vectors)):
+            return None
+        if config is not None:
+            if len(config) >= policy.max_json_values:
+                return None
+            fields["config"] = config.as_dict()
+        if "input" in fields:
+            fields["input"] = [_to_array(vector) for vector in vectors]
+        for key in VECTORS:
+            if key in fields:
+                fields[key] = _to_array(fields[key])
+        is_valid = type(fields.get("name")) is str and all(type(fields.get(key, 0)) is int for key in INDICES)
+        return UmBridgeRequest(**fields) if is_valid else None
+
+    return read_with_simdjson(text, read)
+
+
+def _has(text: bytes, character: bytes, times: int) -> bool:
+    """Return whether a text has a character so often; `bytes.count` takes ten times as long as `find`."""
+    at = -1
+    for _ in range(times):
+        at = text.find(character, at + 1)
+        if at < 0:
+            return False
+    return text.find(character, at + 1) < 0
+
+
+def _to_array(vector: Any) -> Array:
+    return np.frombuffer(vector.as_buffer(of_type="d"), np.float64)
 
 
 def _outline_of_members(text: Buffer) -> _Outline:

@@ -148,6 +148,83 @@ def test_long_requests_are_split_into_the_members_that_the_parser_finds(pieces: 
     assert results[0] == results[1]
 
 
+def as_object(members: list[tuple[str, str]]) -> str:
+    return "{" + ", ".join(f'"{key}": {value}' for key, value in members) + "}"
+
+
+NUMBERS = st.one_of(
+    FINITE.map(repr),
+    st.integers(-(1 << 70), 1 << 70).map(str),
+    st.sampled_from(["-0", "-0.0", "1e5", "1E-7", "9007199254740993", "18446744073709551615", "5e-324", "1e999"]),
+)
+SCALARS = NUMBERS | st.sampled_from(
+    ["null", "true", '"a"', '""', '"[{"', '"\\"]"', '"\\u00e9"', '"\\ud800"', '"\u00e9"', "01", "+1", '"\t"']
+)
+VECTORS = st.lists(NUMBERS, max_size=4).map(lambda each: f"[{','.join(each)}]")
+VALUES = st.recursive(
+    SCALARS | VECTORS,
+    lambda each: (
+        st.lists(each, max_size=3).map(lambda items: f"[{', '.join(items)}]")
+        | st.lists(st.tuples(st.sampled_from(["a", "b", "name"]), each), max_size=3).map(as_object)
+    ),
+    max_leaves=5,
+)
+
+
+MEMBERS = st.one_of(
+    st.tuples(st.just("name"), st.sampled_from(['"f"', '""', "3"])),
+    st.tuples(st.just("input"), st.lists(VECTORS, max_size=3).map(lambda each: f"[{','.join(each)}]") | VALUES),
+    st.tuples(st.sampled_from(["sens", "vec"]), VECTORS | VALUES),
+    st.tuples(st.just("config"), st.lists(st.tuples(st.sampled_from("ab"), SCALARS), max_size=4).map(as_object)),
+    st.tuples(
+        st.sampled_from(["outWrt", "inWrt", "inWrt1", "inWrt2"]), st.sampled_from(["0", "7", "-1", "1.0", "true"])
+    ),
+    st.tuples(st.sampled_from(["config", "outWrt", "other", "inp\\u0075t"]), VALUES),
+)
+
+
+def outcome(text: bytes, policy: Policy) -> str:
+    try:
+        request = parse_umbridge_request(text, policy)
+    except InvalidInput as error:
+        return f"{type(error)} {error.message}"
+    if isinstance(request, InvalidUmBridgeRequest):
+        return f"{request.name} {request.error.message}"
+    arrays = [*(request.input or ()), request.sens, request.vec]
+    kinds = [(each.dtype, each.ndim, each.flags.writeable) for each in arrays if isinstance(each, np.ndarray)]
+    fields = {key: getattr(request, key) for key in UmBridgeRequest.__struct_fields__}
+    with np.printoptions(floatmode="unique"):
+        return repr((fields, kinds))
+
+
+@given(st.lists(MEMBERS, max_size=6), st.sampled_from(["", " ", "\ufeff", "x", "}", ","]), st.booleans())
+@example(
+    [("name", '"f"'), ("input", "[[1,2],[3]]"), ("sens", "[4]"), ("config", '{"a": 1}'), ("outWrt", "1")], "", False
+)
+@example([("name", '"f"'), ("input", "[[1,[2]]]")], "", False)
+@example([("name", '"f"'), ("input", "[[1]]"), ("input", "[[2]]")], "", False)
+@example([("name", '"f"'), ("input", "{}")], "", False)
+@example([("name", '"f"'), ("outWrt", "true")], "", False)
+@example([("name", "3")], "", False)
+@example([("name", '"f"'), ("input", "[[1]]")], "\ufeff", False)
+@example([("name", '"f"'), ("input", "[[1],[2]]")], "", True)
+@example([("name", '"f"'), ("config", '{"a": 1, "b": 2, "a": 3}')], "", True)
+@example([("name", '"f"'), ("config", '{"a": "%s"}' % ("x" * 60))], "", True)
+@example([("name", '"f"'), ("config", '{"a": {"a": {}}}')], "", True)
+def test_both_parsers_of_long_requests_return_the_same(members: list[tuple[str, str]], end: str, strict: bool) -> None:
+    text = as_object(members)
+    text = end + text if end == "\ufeff" else text + end
+    policy = (
+        Policy(nonfinite="error", max_tensors=1, max_json_values=2, max_json_bytes=60, max_json_depth=2)
+        if strict
+        else POLICY
+    )
+    with mock.patch.object(requests, "LONG", 0):
+        found = outcome(text.encode(), policy)
+        with mock.patch.object(json_numbers, "simd_parser_class", return_value=None):
+            assert found == outcome(text.encode(), policy)
+
+
 def test_vectors_may_be_longer_than_other_json() -> None:
     values = [0.1] * 1000
     policy = Policy(max_json_bytes=500, max_json_values=100)
