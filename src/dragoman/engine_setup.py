@@ -69,7 +69,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         watch_quiet_s=settings.watch_quiet_s if settings.watch else None,
         on_demand=load_limits(settings),
         max_records=settings.max_stored_responses,
-        saved_weights=SavedWeights(settings.version_weights_file),
+        saved_weights=SavedWeights(settings.version_weights_file, store),
         store=store,
     )
 

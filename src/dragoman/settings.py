@@ -306,8 +306,8 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     version_weights_file: Annotated[
         str,
         Option(
-            "JSON file that keeps version weights of load requests over restarts; -: they end with the server; "
-            "default: they are rejected",
+            "without `state`: -: version weights of load requests end with the server; else a JSON file for them, in "
+            "this release; default: they are rejected",
             MODELS,
         ),
     ] = ""

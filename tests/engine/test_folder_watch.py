@@ -285,7 +285,7 @@ async def test_a_model_that_is_not_ready_yet_is_tried_again(models: Models, tmp_
 async def test_new_models_are_only_listed_if_models_are_loaded_on_request(tmp_path: Path) -> None:
     write(tmp_path / "m", 1)
     models = Models(tmp_path, loads_new_models=False)
-    models.control.list_only()
+    await models.control.start(loads_all=False)
     write(tmp_path / "new", 2)
     await models.sync()
     not_loaded = ("UNAVAILABLE", "not loaded at the start")

@@ -190,6 +190,29 @@ async def test_weights_of_a_load_request_outlive_the_server(folder: Path, tmp_pa
         assert json.loads(file.read_text()) == {}
 
 
+async def test_the_state_store_keeps_weights_and_takes_over_those_of_the_file(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "weights.json"
+
+    def serve(**settings: Any) -> Engine:
+        return open_engine(folder, control_open=True, placement="inline", state=str(tmp_path / "state"), **settings)
+
+    file.write_text('{"m": {"2": 1}}')
+    async with serve(version_weights_file=str(file)) as engine:
+        assert "'version_weights_file' ends with the next release" in caplog.text
+        assert await count(engine, 5) == {"2": 5}
+    async with serve() as engine:
+        assert await count(engine, 5) == {"2": 5}
+        await load(engine, weights="2=1,3=0")
+    async with serve(version_weights_file=str(file)) as engine:  # the store counts
+        assert await shares(engine) == {"2": 1}
+        await load(engine)
+    async with serve() as engine:
+        assert await count(engine, 5) == {"3": 5}
+    assert json.loads(file.read_text()) == {"m": {"2": 1}}
+
+
 async def test_saved_weights_of_a_version_that_is_gone_are_not_used(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

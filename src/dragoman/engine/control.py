@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import ModelSpec, SiblingModels
+from dragoman.core.state_store import StateStore
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.load_counters import LoadCounters
 from dragoman.engine.model_changes import ModelChanges
@@ -22,6 +24,7 @@ from dragoman.engine.on_demand import LoadedModels, is_pinned
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.registry import ModelRegistry, is_current
 from dragoman.engine.repository import ModelOnDisk, Repository, Source
+from dragoman.engine.saved_models import SavedModels
 from dragoman.engine.saved_weights import SavedWeights
 from dragoman.engine.sent_models import SentModels
 from dragoman.engine.statistics import index_entry, without_reasons
@@ -42,7 +45,7 @@ class ModelControl:
     sources: the result of a repository scan, if there was one.
     loads_new_models: whether models that appear on disk are loaded.
     loaded_models: makes room for models that calls load; None if they are loaded at the start.
-    saved_weights: the version weights that clients have set.
+    saved_weights, saved_models: the version weights that clients have set, and their other changes.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class ModelControl:
         loads_new_models: bool = True,
         loaded_models: LoadedModels | None = None,
         saved_weights: SavedWeights | None = None,
+        saved_models: SavedModels | None = None,
     ) -> None:
         self._repository = repository
         self._sent = SentModels(repository)
@@ -67,8 +71,10 @@ class ModelControl:
         self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
         self._sources = sources
         self._loads_new_models = loads_new_models
+        self._loads_at_start = True
         self._loaded_models = loaded_models
         self._saved_weights = saved_weights or SavedWeights()
+        self.saved_models = saved_models or SavedModels(StateStore())
         self.load_counters = LoadCounters() if loaded_models is None else loaded_models.load_counters
         self._failed_updates: set[str] = set()  # models that are not served as they are on disk, or were sent
         self.on_disk: dict[str, ModelOnDisk] = {}  # as the models of the repository were read last
@@ -76,20 +82,39 @@ class ModelControl:
         self._changes = ModelChanges()
         self._retiring: set[asyncio.Task[None]] = set()
 
-    def list_only(self) -> None:
-        """Load nothing; the models of the repository are UNAVAILABLE until they are loaded."""
-        for name, source in self._initial_sources().items():
-            self._list(name, source.state())
-        self._on_change()
-
     def _list(self, name: str, state: ModelOnDisk) -> None:
         """List the versions of a model that is not loaded; an invalid model does not affect the others."""
         self.on_disk[name] = state
         self._registry.note_dialects({name: state.specs})
         self._record_unserved(name, [s.version for s in state.specs] or [""], state.error or "not loaded at the start")
 
-    async def start(self) -> None:
+    def _registered_sources(self) -> Iterator[tuple[str, Source]]:
+        """Yield the models that clients have registered by URL, as far as they still can be."""
+        for name in self.saved_models.names():
+            if url := self.saved_models.of(name).url:
+                try:
+                    yield name, self._repository.at(name, url)
+                except DragomanError as error:
+                    log.error("model '%s': registered by a client, and not loaded: %s", name, error.message)
+                    self._record_unserved(name, [""], error.message)
+
+    def _wanted_specs(self, name: str, specs: Sequence[ModelSpec], *, at_start: bool) -> list[ModelSpec]:
+        """Return the versions to load, with the replicas that a client has set; list the others."""
+        saved = self.saved_models.of(name)
+        wanted = []
+        for spec in specs:
+            if saved.is_wanted(spec.version, at_start=at_start):
+                wanted.append(replace(spec, replicas=saved.replicas.get(spec.version, spec.replicas)))
+            else:
+                reason = "unloaded" if spec.version in saved.unloaded else "not loaded at the start"
+                self._record_unserved(name, [spec.version], reason)
+        return wanted
+
+    async def start(self, *, loads_all: bool = True) -> None:
         """Load every model of the repository, some concurrently; a model that fails is UNAVAILABLE.
+
+        Without `loads_all` only those are loaded that clients have loaded before a restart, and the others are
+        UNAVAILABLE until they are loaded.
 
         Models whose framework has to be imported, which can take many seconds, are loaded after the others. A model
         that raises NotReady, e.g. because a server that it needs is down, is loaded again later.
@@ -107,10 +132,19 @@ class ModelControl:
                 self._changes.start(name, self._retry(name, versions), numbers, is_retry=True)
 
         to_load: list[tuple[str, list[Deployment]]] = []
-        for name, source in self._initial_sources().items():
-            specs = source.specs()
-            self.on_disk[name] = ModelOnDisk(tuple(specs), source.routing)
-            weighted = {*self._saved_weights.versions(name)} - {spec.version for spec in specs}
+        self._loads_at_start = loads_all
+        on_disk = self._initial_sources()
+        for name, source in {**on_disk, **dict(self._registered_sources())}.items():
+            state = source.state()
+            if name in on_disk and not self.saved_models.of(name).url:
+                self.on_disk[name] = state
+            self._registry.note_dialects({name: state.specs})
+            if state.error:
+                self._record_unserved(name, [""], state.error)
+            specs = self._wanted_specs(name, state.specs, at_start=loads_all)
+            if not specs:
+                continue
+            weighted = {*self._saved_weights.versions(name)} - {spec.version for spec in state.specs}
             others = [spec for spec in source.all_specs() if spec.version in weighted] if weighted else []
             versions = self._deployments([*specs, *others])
             routing = self._saved_weights.restore(name, source.routing, versions)
@@ -164,9 +198,12 @@ class ModelControl:
             versions = self._select_versions(name, self._read_specs(name, source), version)
             replacing = self._replace(name, versions, routing, keep_others=bool(version))
             await self._changes.run(name, replacing, versions)
+            self._note_load(name, version, url or registered_from, is_sent=any(sent))
             await self._saved_weights.save(name, self._registry.routing(name))
             if url:
-                _report_lifetime(name, "registered", "put it into a served folder")
+                await self.saved_models.flush(name, "registered", "put it into a served folder")
+            elif not self._loads_at_start:
+                await self.saved_models.flush(name, "loaded", "serve it without --no-load-at-start")
 
     async def scale(self, name: str, version: str, replicas: int) -> None:
         """Set the number of replicas of a model or version, whose deployments are replaced by new ones.
@@ -185,19 +222,23 @@ class ModelControl:
 
         await self._changes.run(name, replace(), [spec.version for spec in changed])
         if changed:
-            _report_lifetime(name, f"{replicas} replicas", "set replicas in its dragoman.toml")
+            before = self.saved_models.of(name).replicas
+            self.saved_models.change(name, replicas={**before, **dict.fromkeys([s.version for s in changed], replicas)})
+            await self.saved_models.flush(name, f"{replicas} replicas", "set replicas in its dragoman.toml")
 
     async def unload(self, name: str, version: str = "", *, may_be_unknown: bool = False) -> None:
         """Drain and remove a model or version, and cancel a load of it.
 
         Raises ModelNotFound if it is not loaded, unless `may_be_unknown` and its dialect allow that.
         """
-        is_loading = False
+        is_loading, cancelled = False, set[str]()
         while (change := self._changes.get(name)) and (not version or version in change.versions):
             is_loading = True
+            cancelled |= {*change.versions}
             change.cancel()
             await asyncio.wait({change.task})  # another load may have started then
         if is_loading and not self._registry.versions(name):  # it was the first load of this model
+            await self._keep_unloaded(name, version, cancelled)
             return
         loaded = self._registry.by_version(name)
         is_loaded = version in loaded if version else bool(loaded)
@@ -209,8 +250,36 @@ class ModelControl:
         self._retire(old)
         self._on_change()
         await self._saved_weights.save(name, self._registry.routing(name))
-        if name in self.on_disk and not any(d.spec.url for d in old):
-            _report_lifetime(name, "unloaded", "take it out of the served folders")
+        await self._keep_unloaded(name, version, [d.spec.version for d in old])
+
+    def _note_load(self, name: str, version: str, url: str, *, is_sent: bool) -> None:
+        """Note what a load request has loaded, for the next start; files that a client has sent are not kept."""
+        before = self.saved_models.of(name)
+        is_kept = not (self._loads_at_start or url or is_sent)
+        loaded = tuple(dict.fromkeys([*before.loaded, version])) if is_kept else ()
+        if version:
+            left = tuple(each for each in before.unloaded if each != version)
+            replicas = {each: count for each, count in before.replicas.items() if each != version}
+            self.saved_models.change(name, url=url, loaded=loaded, unloaded=left, replicas=replicas)
+        else:
+            self.saved_models.forget(name)
+            self.saved_models.change(name, url=url, loaded=loaded)
+
+    async def _keep_unloaded(self, name: str, version: str, versions: Iterable[str]) -> None:
+        """Keep versions unloaded at the next start; a registered model is forgotten."""
+        before = self.saved_models.of(name)
+        if before.url or name not in self.on_disk:
+            self.saved_models.forget(name)
+            return
+        removed = {*versions}
+        self.saved_models.change(
+            name,
+            loaded=tuple(each for each in before.loaded if version and each != version),
+            unloaded=tuple(sorted({*before.unloaded, *removed})),
+            replicas={each: count for each, count in before.replicas.items() if each not in removed},
+            adapters={},
+        )
+        await self.saved_models.flush(name, "unloaded", "take it out of the served folders")
 
     def can_update(self, name: str) -> bool:
         """Return False while the model is loaded or another change of it is in progress. Cancels a pending retry."""
@@ -227,6 +296,8 @@ class ModelControl:
         """
         before = self.on_disk.pop(name, None)
         current = self._registry.by_version(name)
+        if not self.saved_models.of(name).url:  # what is on disk now replaces the changes of clients
+            self.saved_models.forget(name)
         if state is None and not any(d.spec.url for d in current.values()):
             log.info("model '%s': removed from disk", name)
             log_change("unload", ANYONE, {"model": name, "cause": "files"})
@@ -514,8 +585,3 @@ class ModelControl:
 
 def _imports_framework(spec: ModelSpec) -> bool:
     return plugins.has("runtimes", spec.runtime) and bool(plugins.runtime(spec.runtime).packages)
-
-
-def _report_lifetime(name: str, change: str, instead: str) -> None:
-    """Log that a change of a client is not kept, as `SavedWeights` does for weights."""
-    log.info("model '%s': %s until the server ends; to keep that, %s", name, change, instead)

@@ -15,7 +15,15 @@ from dragoman.core import calls
 from dragoman.core.about import one_line
 from dragoman.core.audit import log_change
 from dragoman.core.calls import Call, ModelDescription, Request, Response
-from dragoman.core.errors import Forbidden, ModelNameMissing, ModelNotFound, NotReady, NotSupported, Unauthorized
+from dragoman.core.errors import (
+    DragomanError,
+    Forbidden,
+    ModelNameMissing,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+    Unauthorized,
+)
 from dragoman.core.kinds import UNKNOWN
 from dragoman.core.metrics import Family, FamilyCollector
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
@@ -33,6 +41,7 @@ from dragoman.engine.on_demand import LoadedModels, LoadLimits, answer_about_loa
 from dragoman.engine.record_store import RecordStore
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
+from dragoman.engine.saved_models import SavedAdapter, SavedModels
 from dragoman.engine.saved_weights import SavedWeights
 from dragoman.engine.search import SkippedFile
 from dragoman.engine.server_identity import ServerIdentity as ServerIdentity
@@ -89,7 +98,7 @@ class Engine:
     ) -> None:
         self._identity = identity or ServerIdentity()
         self.store = store or StateStore()
-        self._records = RecordStore(max_records)
+        self._records = RecordStore(max_records, table=self.store.table("records") if max_records else None)
         self.registry = ModelRegistry(self._identity.dialect)
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
         self.sibling_registry = SiblingRegistry(self.registry, self.wait_for_change, gate)
@@ -106,6 +115,7 @@ class Engine:
             loads_new_models=self._identity.loads_new_models,
             loaded_models=self._loaded_models,
             saved_weights=saved_weights,
+            saved_models=SavedModels(self.store),
         )
         self.sibling_registry.control = self._control
         self._sync = FolderSync(repository, self._control)
@@ -133,10 +143,8 @@ class Engine:
         if self._loaded_models is not None and self._unloads_idle:
             self._start_task(self._loaded_models.unload_idle())
         try:
-            if self._identity.load_at_start:
-                await self._control.start()
-            else:
-                self._control.list_only()
+            await self._control.start(loads_all=self._identity.load_at_start)
+            await self._restore_adapters()
         finally:
             self.started = True
             self._notify_change()
@@ -390,7 +398,29 @@ class Engine:
         call: Any = request.call
         action, names = _ENGINE_CHANGES[type(call)]
         with self._audited(action, request, **{name: getattr(call, field) for name, field in names.items()}):
-            return await complete(self._find(request).begin(request))
+            deployment = self._find(request)
+            response = await complete(deployment.begin(request))
+        if isinstance(call, LoadAdapter | UnloadAdapter):
+            model, saved = deployment.spec.name, self._control.saved_models
+            adapter = SavedAdapter(call.path, call.pinned) if isinstance(call, LoadAdapter) else None
+            saved.change(model, adapters={**saved.of(model).adapters, call.name: adapter})
+            change = f"adapter '{call.name}' {'loaded' if adapter else 'unloaded'}"
+            await saved.flush(model, change, "change its folder of adapters")
+        return response
+
+    async def _restore_adapters(self) -> None:
+        """Load and unload the LoRA adapters of models as clients did before a restart."""
+        saved = self._control.saved_models
+        for model in saved.names():
+            for name, adapter in saved.of(model).adapters.items():
+                call: LoadAdapter | UnloadAdapter = UnloadAdapter(name)
+                if adapter is not None:
+                    call = LoadAdapter(name, adapter.path, replaces=True, pinned=adapter.pinned)
+                try:
+                    if self.registry.find(model).is_loaded:  # else its reason is in the index
+                        await complete(self.registry.find(model).begin(Request(call, model)))
+                except DragomanError as error:
+                    log.error("model '%s': adapter '%s' is not restored: %s", model, name, error.message)
 
     async def _call_all(self, requests: Sequence[Request[Any]], times: CallTimes) -> tuple[Response[Any], ...]:
         await ensure_task()

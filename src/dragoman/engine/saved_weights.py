@@ -1,4 +1,4 @@
-"""Version weights that clients have set, in a file, so that they outlive the server."""
+"""Version weights that clients have set, in the state store or a file, so that they outlive the server."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from dragoman.core.documents import read_json
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
+from dragoman.core.state_store import StateStore, StateTable
 from dragoman.engine.version_routing import VersionRouting, parse_weights
 from dragoman.system.files import replace_file
 
@@ -23,24 +24,33 @@ MEMORY = "-"
 class SavedWeights:
     """Weights of versions by model, as load requests have set them.
 
-    path: of their file; "-": they are kept in memory only; "": there are none. The file is JSON:
+    store: with a file, it keeps them. path: the file of earlier releases, whose weights a new store takes over;
+    without a store it keeps them. "-": they are kept in memory only; "": there are none. That file is JSON:
     `{"iris": {"1": 95, "2": 5}}`. It is replaced as a whole. Raises InvalidInput if it is not that.
     """
 
-    def __init__(self, path: str = "") -> None:
+    def __init__(self, path: str = "", store: StateStore | None = None) -> None:
+        self._table = store.table("version_weights") if store is not None and store.is_configured else None
         self._path = Path(path) if path and path != MEMORY else None
-        self._allows_weights = bool(path)
+        self._allows_weights = bool(path) or self._table is not None
         self._by_model: dict[str, Mapping[str, float]] = {}
         self._lock = asyncio.Lock()
         if self._path is not None:
+            log.warning("setting 'version_weights_file' ends with the next release: name a file for `state` instead")
             self._by_model = _read(self._path)
+        if self._table is not None:
+            self._path = None
+            if self._table.stored_version:
+                self._by_model = {model: weights for (_, model), weights in self._table.read(dict[str, float]).items()}
+            for model, weights in self._by_model.items():
+                self._table.put(model, weights)
 
     def check_allowed(self) -> None:
         """Raise Forbidden if weights of load requests would end with the server, against the operator's will."""
         if not self._allows_weights:
             raise Forbidden(
-                "parameter 'version_weights' is not allowed: expected the setting version_weights_file, a file that "
-                "keeps the weights over a restart, or '-'; else the newest version would get all requests then"
+                "parameter 'version_weights' is not allowed: expected the setting state, a file that keeps the weights "
+                "over a restart, or version_weights_file '-'; else the newest version would get all requests then"
             )
 
     def versions(self, model: str) -> Collection[str]:
@@ -74,18 +84,33 @@ class SavedWeights:
             by_model = {name: each for name, each in self._by_model.items() if name != model}
             if weights is not None:
                 by_model[model] = weights
-            if self._path is not None:
+            if self._table is not None:
+                self._by_model = by_model  # it is written once that is possible again
+                await self._put(self._table, model, weights)
+            elif self._path is not None:
                 await self._write(self._path, json.dumps(by_model, indent=1, sort_keys=True), model)
             self._by_model = by_model
+
+    async def _put(self, table: StateTable, model: str, weights: Mapping[str, float] | None) -> None:
+        if weights is None:
+            table.delete(model)
+        else:
+            table.put(model, weights)
+        if not await table.flush():
+            raise _not_saved(model)
 
     async def _write(self, path: Path, text: str, model: str) -> None:
         try:
             await asyncio.to_thread(replace_file, path, text)
         except OSError as error:
             log.error("the version weights cannot be saved: %s", error)
-            raise ServerError(
-                f"the version weights of model '{model}' are in use, but could not be saved: they end with the server"
-            ) from error
+            raise _not_saved(model) from error
+
+
+def _not_saved(model: str) -> ServerError:
+    return ServerError(
+        f"the version weights of model '{model}' are in use, but could not be saved: they end with the server"
+    )
 
 
 def _read(path: Path) -> dict[str, Mapping[str, float]]:
