@@ -2,13 +2,11 @@
 
 import asyncio
 import logging
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 from msgspec import structs
 
@@ -31,13 +29,12 @@ from dragoman.protocols.openapi import routes as openapi
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod, HttpProtocol, Route
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system.process import open_files_limit
-from dragoman.system.trace_context import is_tracing_enabled, make_sampler
 from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Cors, Limits
-from dragoman.transports.observation import Observation, RequestLog
+from dragoman.transports.observation import Observation, RequestLog, Telemetry
 from dragoman.transports.recent_requests import RecentRequests, RequestLogs
 
 log = logging.getLogger("dragoman.server")
@@ -194,46 +191,33 @@ def _cors(settings: Settings) -> Cors:
 
 
 def make_observation(settings: Settings, traces: TraceSettings, recent: RecentRequests) -> Any:
-    """Return what observes requests: the access log, the recent requests and traces by these settings; None without
+    """Return what observes requests: the access log, the recent requests and telemetry by these settings; None without
     them.
 
-    Raises InvalidInput if the access log cannot be opened or traces cannot be exported.
+    Raises InvalidInput if the access log cannot be opened or the settings of telemetry are invalid.
     """
     logs: list[RequestLog] = [recent] if recent.size else []
-    tracer = None
     if settings.access_log:
         from dragoman.transports.access_log import AccessLog
 
         logs.append(AccessLog(settings.access_log, settings.access_log_format or settings.log_format))
-    if settings.tracing_endpoint or is_tracing_enabled(os.environ):
-        tracer = _make_tracer(settings)
-    if not logs and tracer is None:
+    telemetry = _make_telemetry(settings)
+    if telemetry is not None and telemetry.metrics is not None:
+        logs.append(telemetry.metrics)
+    if not logs and telemetry is None:
         return None
-    sampler = None if tracer is None else make_sampler(settings.tracing_ratio, os.environ)
-    return Observation(RequestLogs(logs) if len(logs) > 1 else next(iter(logs), None), tracer, sampler, traces)
+    return Observation(RequestLogs(logs) if len(logs) > 1 else next(iter(logs), None), telemetry, traces)
 
 
-def _make_tracer(settings: Settings) -> Any:
-    """Return the tracer; None with a warning if only OpenTelemetry's variables ask for it and it is not installed.
-
-    Such variables are often set for all containers of a cluster. Raises InvalidInput.
-    """
-    endpoint = settings.tracing_endpoint
-    if endpoint and (urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc):
-        raise InvalidInput(f"setting 'tracing_endpoint': expected http://host:port or https://, got {endpoint!r}")
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    if protocol not in (None, "http/protobuf") and not endpoint:
-        log.warning("no traces: OTEL_EXPORTER_OTLP_PROTOCOL: expected http/protobuf, got %r", protocol)
-        return None
-    try:
-        from dragoman.transports.tracing import Tracer
-    except ModuleNotFoundError as error:
-        hint = "traces need OpenTelemetry: pip install 'dragoman[tracing]'"
-        if endpoint:
-            raise InvalidInput(f"setting 'tracing_endpoint': {hint}") from error
-        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set; %s", hint)
-        return None
-    return Tracer(endpoint, "https" if settings.tls_cert else "http")
+def _make_telemetry(settings: Settings) -> Telemetry | None:
+    """Return what a feature exports by these settings and the environment, None for nothing. Raises InvalidInput."""
+    for make in hooks.all_of("telemetry").values():
+        telemetry: Telemetry | None = make(settings)
+        if telemetry is not None:
+            return telemetry
+    if settings.tracing_endpoint:
+        raise InvalidInput("setting 'tracing_endpoint': the feature that exports traces is not installed")
+    return None
 
 
 def http_addresses(settings: Settings) -> list[Address]:

@@ -445,7 +445,7 @@ def test_child_processes_do_not_inherit_secrets(monkeypatch: pytest.MonkeyPatch)
 def test_other_processes_do_not_see_secrets_in_the_environment_of_the_server() -> None:
     code = (
         "import os; from dragoman.core.options import collector_headers, forget_secrets; forget_secrets(); "
-        "print(open('/proc/self/environ').read().split(chr(0)), collector_headers(), os.environ['KEPT'])"
+        "print(open('/proc/self/environ').read().split(chr(0)), collector_headers('traces'), os.environ['KEPT'])"
     )
     secrets = {"DRAGOMAN_API_KEY": "sesame", "DRAGOMAN_WORKER_SECRET": "", "OTEL_EXPORTER_OTLP_HEADERS": "k=tulip"}
     others = {"KEPT": "DRAGOMAN_API_KEY=1", "DRAGOMAN_API_KEYS": "file"}
@@ -456,13 +456,15 @@ def test_other_processes_do_not_see_secrets_in_the_environment_of_the_server() -
     assert "'DRAGOMAN_API_KEY=******', 'DRAGOMAN_WORKER_SECRET=', 'OTEL_EXPORTER_OTLP_HEADERS=*******'" in shown
 
 
-@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"])
+@pytest.mark.parametrize(
+    "name", [f"OTEL_EXPORTER_OTLP_{signal}HEADERS" for signal in ("", "TRACES_", "METRICS_", "LOGS_")]
+)
 def test_only_child_processes_without_models_get_the_headers_for_a_collector(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "api-key=secret")
     assert "api-key=secret" not in child_environment(runs_models=True).values()
-    assert child_environment(runs_models=False)["OTEL_EXPORTER_OTLP_HEADERS"] == "api-key=secret"
+    assert child_environment(runs_models=False)[name] == "api-key=secret"
 
 
 def test_thread_pools_reject_jobs_after_shutdown() -> None:

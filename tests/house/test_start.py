@@ -34,7 +34,7 @@ main(sys.argv[1:])
 LATER = (
     *("dragoman.client", "dragoman.codecs.pandas", "dragoman.codecs.image", "dragoman.engine.config_overrides"),
     *("dragoman.processes", "dragoman.runtimes.onnx.model", "dragoman.runtimes.sklearn.model"),
-    *("dragoman.transports.access_log", "dragoman.transports.kafka", "dragoman.transports.tracing"),
+    *("dragoman.transports.access_log", "dragoman.transports.kafka", "opentelemetry"),
     *("dragoman_simulators.derivatives", "dragoman_simulators.simulator_model", "dragoman_text.generation"),
     *("dragoman_cluster", "dragoman_check", "dragoman_kernels"),
     *("google.protobuf.json_format", "http.client", "multiprocessing", "numpy.ma", "numpy.random", "sqlite3"),

@@ -344,28 +344,33 @@ class KafkaOptions:
 # Settings whose values are secret, by name. Their environment variables are removed once they have been read.
 SECRET_SETTINGS = ("api_key", "control_token", "worker_secret")
 _VARIABLES = frozenset(f"DRAGOMAN_{name.upper()}" for name in SECRET_SETTINGS)
-# OpenTelemetry's variables of HTTP headers for a collector, which may hold its key; the first that is set counts.
-_COLLECTOR_HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+# OpenTelemetry's variables of headers for a collector, which may hold its key: for all signals, and for each.
+_COLLECTOR_HEADERS = (
+    "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
+    "OTEL_EXPORTER_OTLP_LOGS_HEADERS",
+)  # fmt: skip
 _forgotten: dict[str, str] = {}
 
 
 def child_environment(*, runs_models: bool) -> dict[str, str]:
     """Return a copy of this process's environment without the server's secrets.
 
-    Children that run no models get the headers for a collector of traces.
+    Children that run no models get the headers for a collector of telemetry.
     """
+    known = {**os.environ, **_forgotten}
     environment = {name: value for name, value in os.environ.items() if name not in (*_VARIABLES, *_COLLECTOR_HEADERS)}
-    return environment if runs_models else {**environment, _COLLECTOR_HEADERS[1]: collector_headers()}
+    return environment if runs_models else {**environment, **{n: known[n] for n in _COLLECTOR_HEADERS if n in known}}
 
 
-def collector_headers() -> str:
-    """Return the headers for a collector of traces, as OpenTelemetry's variables have them."""
-    return next(filter(None, ({**os.environ, **_forgotten}.get(name) for name in _COLLECTOR_HEADERS)), "")
+def collector_headers(signal: str) -> str:
+    """Return the headers for a collector as OpenTelemetry's variables have them. signal: traces, metrics or logs."""
+    known = {**os.environ, **_forgotten}
+    return known.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_HEADERS") or known.get(_COLLECTOR_HEADERS[0], "")
 
 
 def forget_secrets(*, runs_models: bool = False) -> None:
     """Remove the server's secrets from this process's environment, once they have been read, and from what the kernel
-    shows of it. A process that only runs models does not keep the headers for a collector of traces either."""
+    shows of it. A process that only runs models does not keep the headers for a collector of telemetry either."""
     overwrite_variables({*_VARIABLES, *_COLLECTOR_HEADERS})
     for name in _VARIABLES:
         os.environ.pop(name, None)

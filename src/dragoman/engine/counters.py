@@ -81,6 +81,8 @@ class CallCounters:
         """Count one call that ends now; it came at `start_s`, by the monotonic clock."""
         times, counters = request.times, self._by_type[type(request.call)]
         ended_s = times.ended_s = counters.last_s = monotonic()
+        if usage is not None:
+            times.tokens = usage.tokens(request.call)
         if error is None:
             durations = counters.succeeded
             if usage is not None:

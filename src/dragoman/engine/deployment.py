@@ -19,6 +19,7 @@ from dragoman.core.callers import Caller
 from dragoman.core.calls import (
     Call,
     ClassLabels,
+    Embedded,
     Generate,
     Infer,
     Inference,
@@ -57,7 +58,7 @@ from dragoman.engine.sequence_pool import SequencePool, start_pool
 from dragoman.engine.shipped import Shipped, read_shipped
 from dragoman.engine.trial import NOT_TRIED, Trial, distributions, outputs_of, try_model
 from dragoman.engine.warmup import LoadedReplicas, check_protocols, read_labels, warm_up
-from dragoman.system.call_times import CallTimes
+from dragoman.system.call_times import CallTimes, TokenUsage
 from dragoman.system.coroutines import begin, complete, ensure_task
 from dragoman.system.load_steps import LoadStep, observe_steps
 from dragoman.system.threads import call_in_thread
@@ -537,6 +538,8 @@ class Deployment:
 
     def _response(self, answer: A, request: Request[A], start_s: float) -> Response[A]:
         usage = GenerationUsage.of(cast("Generation", answer)) if type(answer) is Generation else None
+        if type(answer) is Embedded:
+            request.times.tokens = TokenUsage("embedding", input=cast("Embedded", answer).tokens)
         self.counters.count(request, start_s, None, usage)
         if self._observes:
             self._observe(answer)

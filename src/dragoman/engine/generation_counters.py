@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from dragoman.core.calls import Call, Generate
 from dragoman.core.metrics import SECONDS, TOKENS, Family, Histogram, Labels
-from dragoman.core.text import Generation, PromptInfo
+from dragoman.core.text import Chat, Generation, PromptInfo
+from dragoman.system.call_times import TokenUsage
 
 _DURATION = "dragoman_text_duration_seconds"
 _VALIDATION = "dragoman_text_validation_seconds"
@@ -29,11 +31,12 @@ _METRICS: Mapping[str, tuple[str, Sequence[float]]] = {
 class GenerationUsage:
     """Tokens and times of one Generate call, summed up over its chunks."""
 
-    __slots__ = ("generated", "prompts")
+    __slots__ = ("generated", "prompts", "texts")
 
     def __init__(self) -> None:
         self.prompts: Sequence[PromptInfo] = ()
         self.generated: list[int] = []
+        self.texts: dict[tuple[int, int], tuple[int, str]] = {}  # by prompt and choice: tokens, and why it ended
 
     @classmethod
     def of(cls, generation: Generation) -> Self:
@@ -47,8 +50,32 @@ class GenerationUsage:
         if chunk.prompts:
             self.prompts = chunk.prompts
         for text in chunk.texts:
+            self.texts[text.prompt, text.choice] = text.generated, text.finish
             if text.finish:
                 self.generated.append(text.generated)
+
+    def tokens(self, call: Call[Any]) -> TokenUsage:
+        """Return the tokens of the call so far."""
+        assert isinstance(call, Generate)
+        infos, texts = self.prompts, [self.texts[key] for key in sorted(self.texts)]
+        first, sampling = infos[0] if infos else None, call.sampling
+        temperature, top_p = (sampling.temperature, sampling.top_p) if sampling.do_sample else (None, None)
+        if first is not None and first.temperature is not None:  # with the model's defaults
+            temperature, top_p = first.temperature, first.top_p
+        parts = (first.checked_s, first.waited_s, first.read_s) if first is not None and len(infos) == 1 else (None,)
+        return TokenUsage(
+            "chat" if any(isinstance(prompt, Chat) for prompt in call.prompts) else "completion",
+            input=sum(info.tokens for info in infos),
+            cached=sum(info.cached for info in infos),
+            output=sum(generated for generated, _ in texts),
+            longest=max((generated for generated, _ in texts), default=0),
+            finish_reasons=tuple(finish for _, finish in texts),
+            max_tokens=sampling.max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            stream=call.stream,
+            first_token_s=None if None in parts else sum(filter(None, parts)),
+        )
 
 
 class GenerationCounters:

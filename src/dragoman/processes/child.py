@@ -128,7 +128,7 @@ class EngineClient(JobSender, JobRunner):
             recorded: CallTimes = frame.value()
             times = job.request.times
             times.served_by = recorded.served_by
-            times.batch, times.nested = recorded.batch, recorded.nested
+            times.batch, times.nested, times.tokens = recorded.batch, recorded.nested, recorded.tokens
 
     def undecodable(self, error: Exception) -> DragomanError:
         return ServerError(f"a response of the engine cannot be decoded: {error}")

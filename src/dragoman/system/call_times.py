@@ -11,6 +11,31 @@ Stamps = tuple[float, float, float, float]
 NO_STAMPS: Final[Stamps] = (0.0, 0.0, 0.0, 0.0)
 
 
+class TokenUsage(msgspec.Struct, frozen=True):
+    """The tokens of one call of a text model, with the parameters that its engine used.
+
+    operation: chat, completion or embedding.
+    input, cached: tokens of the prompts, and how many of them were in the prefix cache.
+    output: tokens of all completions.
+    longest: tokens of the longest completion.
+    finish_reasons: of the completions in their order, "" for one that was not finished.
+    max_tokens: limit of new tokens of each completion.
+    first_token_s: seconds from the arrival until the first token, if the text engine knows them.
+    """
+
+    operation: str
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    longest: int = 0
+    finish_reasons: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool = False
+    first_token_s: float | None = None
+
+
 class CallTimes(msgspec.Struct):
     """Moments of one call of a model on the monotonic clock of this process, 0 if they are unknown.
 
@@ -26,6 +51,7 @@ class CallTimes(msgspec.Struct):
     batch: reason, calls and rows of its batch.
     is_cached: its answer was computed for an earlier call.
     nested: calls of other models by this one.
+    tokens: those of a call of a text model.
     """
 
     served_by: tuple[str, str] = ("", "")
@@ -37,6 +63,7 @@ class CallTimes(msgspec.Struct):
     batch: tuple[str, int, int] | None = None
     is_cached: bool = False
     nested: list["CallTimes"] | None = None
+    tokens: TokenUsage | None = None
 
     @property
     def queue_s(self) -> float:

@@ -1,6 +1,5 @@
 """W3C Trace Context: parse and format `traceparent` and `tracestate`, and decide which requests are traced."""
 
-import logging
 import math
 import random
 import re
@@ -9,8 +8,6 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from dragoman.system.request_context import get_context, values
-
-log = logging.getLogger("dragoman.tracing")
 
 PARENT: Final = "traceparent"
 STATE: Final = "tracestate"
@@ -95,42 +92,6 @@ class Sampler:
         is_sampled = bool(flags & _IS_SAMPLED) if self.is_parent_based else int(trace_id[16:], 16) < self._bound
         span_id = new_span_id() if is_sampled else parent_id
         return Trace(trace_id, span_id, f"{flags & ~_IS_SAMPLED | is_sampled:02x}", state, parent_id, is_sampled)
-
-
-def is_tracing_enabled(environment: Mapping[str, str]) -> bool:
-    """Return whether OpenTelemetry's variables name a collector of traces and do not disable tracing."""
-    prefix = "OTEL_EXPORTER_OTLP_"
-    has_endpoint = any(environment.get(prefix + name, "").strip() for name in ("ENDPOINT", "TRACES_ENDPOINT"))
-    is_disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    return has_endpoint and not is_disabled and environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() != "none"
-
-
-def make_sampler(ratio: float, environment: Mapping[str, str]) -> Sampler:
-    """Return the sampler for a ratio; below 0 the one that `OTEL_TRACES_SAMPLER` and its argument name.
-
-    An unknown sampler or an invalid argument is logged; then all requests are traced, as OpenTelemetry says.
-    """
-    if ratio >= 0:
-        return Sampler(ratio)
-    name = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
-    ratios = {"always_on": 1.0, "always_off": 0.0, "traceidratio": 1.0}
-    kind = name.removeprefix("parentbased_")
-    if kind not in ratios:
-        known = ", ".join([*ratios, *(f"parentbased_{each}" for each in ratios)])
-        log.warning("OTEL_TRACES_SAMPLER: expected one of %s, got %r; tracing all requests", known, name)
-        return Sampler(1.0)
-    return Sampler(_ratio(environment) if kind == "traceidratio" else ratios[kind], name.startswith("parentbased_"))
-
-
-def _ratio(environment: Mapping[str, str]) -> float:
-    text = environment.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1"
-    try:
-        if 0 <= (ratio := float(text)) <= 1:
-            return ratio
-    except ValueError:
-        pass
-    log.warning("OTEL_TRACES_SAMPLER_ARG: expected a number from 0 to 1, got %r; tracing all requests", text)
-    return 1.0
 
 
 def parse_parent(header: str) -> tuple[str, str, int] | None:

@@ -205,7 +205,7 @@ class Application:
         The context of an observed request becomes that of the running code; the transport sets it to () afterwards.
         """
         observation = self._observation
-        if observation is None:
+        if observation is None or observation.ignores(request.headers):
             return self._begin(match, request, writer)
         running = self._running
         record = self._observe(match, request)

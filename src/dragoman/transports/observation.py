@@ -75,23 +75,55 @@ class RequestLog(Protocol):
     def close(self) -> None: ...
 
 
+class Exporter(Protocol):
+    """Exports something other than records of requests, such as log lines."""
+
+    def families(self) -> Iterable[Family]: ...
+
+    def close(self) -> None: ...
+
+
+class Telemetry(msgspec.Struct, frozen=True):
+    """What a feature exports; entry points of the group `dragoman.telemetry` return it for the settings.
+
+    traces: gets the records of the requests that the sampler draws.
+    metrics: gets those of all requests.
+    logs: exports log lines.
+    """
+
+    traces: RequestLog | None = None
+    sampler: Sampler | None = None
+    metrics: RequestLog | None = None
+    logs: Exporter | None = None
+
+
 class Observation:
     """What is observed of the requests of a server: all by a request log, those that are sampled by a tracer."""
 
     def __init__(
         self,
         request_log: RequestLog | None,
-        tracer: RequestLog | None,
-        sampler: Sampler | None,
+        telemetry: Telemetry | None = None,
         settings: TraceSettings | None = None,
     ) -> None:
+        telemetry = telemetry or Telemetry()
         self._request_log = request_log
-        self._sampler = sampler
+        self._sampler = sampler = telemetry.sampler
         self._settings = settings or TraceSettings()
         if sampler is not None:
             self._settings.attach(sampler)
-        self._tracer = tracer
-        self._observers: list[RequestLog] = [observer for observer in (request_log, tracer) if observer is not None]
+        self._tracer = telemetry.traces
+        observers = (request_log, telemetry.traces, telemetry.logs)
+        self._observers: list[Exporter] = [observer for observer in observers if observer is not None]
+
+    def ignores(self, headers: Mapping[str, str]) -> bool:
+        """Return whether a request is observed by nothing, and count it for the sampler: cheaper than `begin`."""
+        sampler = self._sampler
+        if self._request_log is not None or (sampler is not None and (sampler.countdown <= 1 or PARENT in headers)):
+            return False
+        if sampler is not None:
+            sampler.countdown -= 1
+        return True
 
     def begin(
         self,
@@ -106,6 +138,8 @@ class Observation:
         is_health: bool = False,
     ) -> RequestRecord | None:
         """Return the record of a request, None if it is not observed. Its context has the ids of its trace."""
+        if self.ignores(headers):
+            return None
         sampler, trace = self._sampler, None
         if sampler is not None:
             sampler.countdown -= 1

@@ -474,22 +474,27 @@ async def test_large_messages_and_asgi(receiver: OtlpReceiver, tmp_path: Path) -
 
 
 async def test_several_processes_record_the_times_of_the_engine(receiver: OtlpReceiver, tmp_path: Path) -> None:
-    (tmp_path / "authored.py").write_text(MODELS)
-    trace_id = new_trace_id()
+    (tmp_path / "authored.py").write_text(f"{MODELS}\nfrom text_server import ReverseModel\n")
+    trace_id, text_id = new_trace_id(), new_trace_id()
     with running_server(
         f"{tmp_path / 'authored.py'}:Thread",
+        f"{tmp_path / 'authored.py'}:ReverseModel",
         "--processes=2",
         "--max-batch-size=4",
         f"--tracing-endpoint={receiver.url}",
         "--tracing-ratio=0",
         "--control-open",
-        environment={"OTEL_BSP_SCHEDULE_DELAY": "50"},
+        environment={"OTEL_BSP_SCHEDULE_DELAY": "50", "PYTHONPATH": str(Path(__file__).parents[2])},
     ) as process:
         for path in ("/v2/trace/setting", "/v2/logging"):
             assert "expected processes 1" in process.request("GET", path)[1]["error"]
         body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}]}
         assert infer(process, "Thread", trace_id, body)[0] == 200
         spans = receiver.trace(trace_id, 5)
+        text = {"model": "ReverseModel", "prompt": "one two three", "max_tokens": 9}
+        assert process.request("POST", "/v1/completions", text, {"traceparent": parent(text_id)})[0] == 200
+        attributes = by_name(receiver.trace(text_id, 4))["text_completion ReverseModel"].attributes
+    assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]) == (3, 4)
     compute = by_name(spans)["compute"]
     assert 19e6 <= compute.end - compute.start < by_name(spans)["parse"].start - spans[0].start + 10e9
     assert tree(spans) == ["POST /v2/models/{model}/infer", ["parse", "queue", "compute", "format"]]
@@ -560,7 +565,6 @@ async def test_invalid_settings_are_reported_at_start(monkeypatch: pytest.Monkey
 async def test_without_the_package_the_setting_is_an_error_and_the_variable_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(sys.modules, "dragoman.transports.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(InvalidInput, match=re.escape("pip install 'dragoman[tracing]'")):
         async with serve("http://127.0.0.1:9"):
@@ -568,7 +572,7 @@ async def test_without_the_package_the_setting_is_an_error_and_the_variable_a_wa
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     async with serve("") as server:
         assert await post(server) == 200
-    assert "OTEL_EXPORTER_OTLP_ENDPOINT is set; traces need OpenTelemetry" in caplog.text
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is exported: a package is missing" in caplog.text
 
 
 UNTRACED = """
@@ -582,7 +586,8 @@ def identity(x: float) -> float:
 
 async def main():
     for variables in (
-        {}, {"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+        {}, {"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"},
+        {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
     ):
         os.environ.update(variables and {**ENDPOINT, **variables})
         async with dragoman.Server(identity, http_port=0, grpc_port=-1):
@@ -597,4 +602,4 @@ asyncio.run(main())
 def test_without_tracing_nothing_of_opentelemetry_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", UNTRACED], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["0"] * 4
-    assert "OTEL_EXPORTER_OTLP_PROTOCOL: expected http/protobuf, got 'grpc'" in done.stderr
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL: expected http/protobuf or grpc, got 'http/json'" in done.stderr
