@@ -39,6 +39,7 @@ SLOW = (
     "tests/features/kserve/",
     "tests/features/mlserver/",
     "tests/features/simulators/",
+    "tests/features/telemetry/",
     "tests/features/text/engines/",
     "tests/features/text/generation/",
     "tests/features/triton/",
@@ -101,7 +102,7 @@ RELEASE = (
 COMBINED = tuple((Path(__file__).parent / "tests" / "combined.txt").read_text().split())
 MISSING = [
     name
-    for name in ("check", "cluster", "demo", "kserve", "mlserver", "simulators", "text", "triton")
+    for name in ("check", "cluster", "demo", "kserve", "mlserver", "simulators", "telemetry", "text", "triton")
     if find_spec(f"dragoman_{name}") is None
 ]
 

@@ -496,7 +496,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     tracing_endpoint: Annotated[
         str,
         Option(
-            "base URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, for traces over OTLP/HTTP; "
+            "base URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, for traces over OTLP; "
             "default: OTEL_EXPORTER_OTLP_ENDPOINT",
             LOGGING,
             operator_only=True,

@@ -51,6 +51,17 @@ def make_exporter(signal: str, protocol: str, endpoint: str) -> Any:
     )
 
 
+class HashedResource(Resource):
+    """A resource that is hashed once: the encoders hash it for each span and log line, as JSON."""
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 def make_resource() -> Resource:
     """Return the resource of OpenTelemetry's variables. Unless they say otherwise the service is called dragoman, and
     each process is an instance of it: metrics of two processes are not the same time series.
@@ -61,7 +72,7 @@ def make_resource() -> Resource:
         found = found.merge(Resource({SERVICE_NAME: "dragoman"}))
     if "service.instance.id=" not in attributes:
         found = found.merge(Resource({SERVICE_INSTANCE_ID: secrets.token_hex(16)}))
-    return found
+    return HashedResource(found)
 
 
 def positive_number(variable: str, default: int) -> int:

@@ -63,6 +63,7 @@ class _SpanMaker:
         self._resource = resource
         self._clock_s = clock_s
         self._remote_id = trace.parent_id
+        self._contexts: dict[str, SpanContext] = {}
 
     def call_spans(
         self, times: CallTimes, parent_id: str, attributes: Attributes | None = None
@@ -120,7 +121,12 @@ class _SpanMaker:
         )
 
     def _context(self, span_id: str) -> SpanContext:
-        return SpanContext(self._trace_id, int(span_id, 16), span_id == self._remote_id, self._flags, self._state)
+        found = self._contexts.get(span_id)
+        if found is None:
+            is_remote = span_id == self._remote_id
+            found = SpanContext(self._trace_id, int(span_id, 16), is_remote, self._flags, self._state)
+            self._contexts[span_id] = found
+        return found
 
 
 def _name(record: RequestRecord) -> str:
