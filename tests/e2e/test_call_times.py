@@ -206,6 +206,7 @@ def check_channels(
         assert line["queue_ms"] + line["compute_ms"] <= line["total_ms"]
         spans = spans_of(receiver, line["trace_id"])
         (root,) = [span.span_id for span in spans if not span.parent_id]
+        root = next((span.span_id for span in spans if span.name.startswith("text_completion ")), root)
         parents = [root, *(span.span_id for span in spans if (span.name, span.parent_id) == ("batch", root))]
         (compute,) = [span for span in spans if span.name == "compute" and span.parent_id == parents[-1]]
         queue_ns = sum(span.end - span.start for span in spans if (span.name, span.parent_id) == ("queue", root))

@@ -252,7 +252,8 @@ def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Pat
     options = ["--max-batch-size", "4", "--access-log", "-", "--control-token", "secret", "--load-on-demand"]
     options += ["--response-cache-bytes", "9999", "--tracing-endpoint", "http://127.0.0.1:9", "--tracing-ratio", "0"]
     options += ["--worker-port", "0", "--worker-secret-file", str(tmp_path / "secret")]
-    with running_server(str(tmp_path / "models"), *options) as process:
+    environment = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_LOGS_EXPORTER": "otlp"}
+    with running_server(str(tmp_path / "models"), *options, environment=environment) as process:
         for _ in range(64):  # of so many small requests the parsing of one is measured
             assert process.request("GET", "/v2/models/Slow")[0] == 200
         assert process.infer("Slow", [1.0])[0] == 200
