@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dragoman.core.text import FinishReason, Sampling, Text, Token
 from dragoman_text.generation.token_sampler import TokenChoice, TokenSampler
-from dragoman_text.generation.vocabulary import Vocabulary
+from dragoman_text.generation.vocabulary import UNKNOWN, Vocabulary
 
 
 class StopStrings:
@@ -148,7 +148,9 @@ class CompletionWriter:
         self.finish, self._stop = reason, stop
         if reason == "stop_sequence" and isinstance(stop, str):
             return
-        self._write(letters + self._detokenizer.rest())
+        rest = self._detokenizer.rest()
+        # A limit may cut a character of several tokens: its first bytes are no text, and nobody could go on from it.
+        self._write(letters + (rest.rstrip(UNKNOWN) if reason == "length" else rest))
         if self._stops.found:  # the last characters, decoded only now, complete a stop string
             self.finish, self._stop = "stop_sequence", self._stops.found
         else:

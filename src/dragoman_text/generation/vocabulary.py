@@ -23,7 +23,7 @@ from dragoman_text.generation.memory import release_memory
 from dragoman_text.generation.vision import NO_FEATURES, Features, VisionProcessor
 
 # Replacement character for bytes that are not (yet) a character.
-_UNKNOWN = "\ufffd"
+UNKNOWN = "\ufffd"
 # A token of SentencePiece that is one byte.
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
@@ -107,7 +107,7 @@ class WindowDetokenizer:
     def add(self, token: int) -> str:
         self._waiting.append(token)
         full_text = self._decode(self._known + self._waiting)
-        if full_text.endswith(_UNKNOWN) or len(full_text) <= len(self._text):
+        if full_text.endswith(UNKNOWN) or len(full_text) <= len(self._text):
             return ""
         return self._emit(full_text)
 
@@ -428,7 +428,7 @@ class Vocabulary:
         cached = self._tokens.get(token)
         if cached is None:
             text = self._read(token)
-            data = self._data(token) if _UNKNOWN in text else b""
+            data = self._data(token) if UNKNOWN in text else b""
             cached = self._tokens[token] = text, token in self.special, data
         return cached
 

@@ -157,6 +157,20 @@ async def test_bias_bad_words_and_penalties_change_texts(llama: LanguageModel) -
     assert not {" the", "the", " class", "class"} & {token.text for token in filtered.tokens}
 
 
+async def test_a_limit_within_a_character(llama: LanguageModel, reference: Reference) -> None:
+    first = reference.tokenizer.convert_tokens_to_ids("\u00c3")  # the byte C3, which begins a character
+    last = reference.tokenizer.convert_tokens_to_ids("\u00a9")  # A9, which ends it: C3 A9 is an e with an acute accent
+    limited = await text(llama, "Caf", max_new_tokens=1, logit_bias={first: 1000.0})
+    assert (limited.text, limited.finish, ids(limited), limited.tokens[0].data) == ("", "length", [first], b"\xc3")
+    grammar = Grammar("regex", "\u00e9")
+    whole = await text(llama, "Caf", max_new_tokens=2, grammar=grammar, ignore_eos=True)
+    assert (whole.text, ids(whole)) == ("\u00e9", [first, last])
+    stopped = await text(
+        llama, "Caf", max_new_tokens=2, logit_bias={first: 1000.0}, stop_token_ids=(first,), include_stop=True
+    )
+    assert (stopped.text, stopped.finish) == ("\ufffd", "stop_sequence")
+
+
 async def test_end_conditions(llama: LanguageModel) -> None:
     full = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9)
     assert full.finish == "length"
