@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import Default
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.formats import grpc_messages as m
+from dragoman.formats.model_config import WIDE_INTEGERS
+from dragoman.protocols.open_inference.grpc import INFER_RESPONSE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +32,48 @@ def test_the_messages_of_the_repository_service_are_those_of_the_protocol() -> N
     for message in theirs.message_type:
         for name, (number, kind, label, type_name) in _fields(message).items():
             assert (number, kind, label, type_name.replace(".model_repository", "")) == known[name], name
+
+
+def test_the_numbers_of_fields_are_those_of_the_messages() -> None:
+    def numbers(message: Any) -> dict[str, int]:
+        return {field.name: field.number for field in message.DESCRIPTOR.fields}
+
+    request, response = numbers(m.ModelInferRequest), numbers(m.ModelInferResponse)
+    assert (request["inputs"], request["raw_input_contents"]) == (m.INPUTS, m.RAW_INPUT_CONTENTS)
+    assert numbers(m.ModelInferRequest.InferInputTensor)["contents"] == m.INPUT_CONTENTS
+    assert numbers(m.InferTensorContents) == m.CONTENTS
+    assert tuple(response[name] for name in ("id", "outputs", "raw_output_contents")) == (
+        m.ID,
+        m.OUTPUTS,
+        m.RAW_OUTPUT_CONTENTS,
+    )
+    assert numbers(m.ModelInferResponse.InferOutputTensor)["contents"] == m.OUTPUT_CONTENTS
+    assert numbers(m.ModelStreamInferResponse)["infer_response"] == INFER_RESPONSE
+    assert {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64} == {*WIDE_INTEGERS}
+
+
+def test_messages_that_are_first_used_by_several_threads_are_of_one_pool() -> None:
+    """Protobuf would refuse to put a message of one pool into a message of another."""
+    code = """
+import sys, threading
+from dragoman.formats import grpc_messages as m
+assert "google.protobuf" not in sys.modules
+sys.setswitchinterval(1e-6)
+found, start = [], threading.Barrier(8)
+def use():
+    start.wait()
+    found.append(m.ModelInferRequest)
+threads = [threading.Thread(target=use) for _ in range(8)]
+for each in threads: each.start()
+for each in threads: each.join()
+assert len(found) == 8 and len({*map(id, found)}) == 1, found
+try:
+    m.NoMessage
+except AttributeError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout == "module 'dragoman.formats.grpc_messages' has no attribute 'NoMessage'\n"
 
 
 def test_messages_are_not_in_the_default_pool() -> None:

@@ -37,7 +37,9 @@ def infer(url):
 
 async def main():
     async with dragoman.Server(Twice, placement="thread", http_port=0, grpc_port=0) as server:
-        print(await asyncio.to_thread(infer, server.http_url), server.grpc_port > 0)
+        print(await asyncio.to_thread(infer, server.http_url), "google" in sys.modules)
+        client = dragoman.Client(f"grpc://127.0.0.1:{{server.grpc_port}}")
+        print(await asyncio.to_thread(client.ready, "Twice"))
 
 uvloop.run(main())
 print(*sorted({{m.partition(".")[0] for m in sys.modules}} & MODULES))
@@ -55,6 +57,7 @@ def test_a_default_server_imports_only_its_dependencies(dependencies: set[str]) 
     code = SCRIPT.format(dependencies=dependencies)
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert process.returncode == 0, process.stderr
-    served, imported = process.stdout.splitlines()
-    assert served == "[3.0] True"
+    served, ready, imported = process.stdout.splitlines()
+    assert served == "[3.0] False"  # protobuf is imported for calls over gRPC
+    assert ready == "True"
     assert set(imported.split()) == dependencies - {"protobuf"} | {"google", "dragoman", "__main__"}

@@ -37,7 +37,7 @@ LATER = (
     *("dragoman.transports.access_log", "dragoman.transports.kafka", "opentelemetry"),
     *("dragoman_simulators.derivatives", "dragoman_simulators.simulator_model", "dragoman_text.generation"),
     *("dragoman_cluster", "dragoman_check", "dragoman_kernels"),
-    *("google.protobuf.json_format", "http.client", "multiprocessing", "numpy.ma", "numpy.random", "sqlite3"),
+    *("email.policy", "google.protobuf", "http.client", "multiprocessing", "numpy.ma", "numpy.random", "sqlite3"),
     *("urllib.request", "xml"),
 )
 # All modules of a server with the features, with some room; dataclasses and regular expressions cost more than lines.

@@ -32,7 +32,6 @@ from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
 
 _POLICY = Policy(max_bytes_elements=1 << 31)  # limits protect servers; a client trusts the server that it chose
-_RAW_INPUT_CONTENTS: int = m.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 
 
 class Rpc:
@@ -104,7 +103,7 @@ def _serialize(model: str, version: str, request: InferenceRequest) -> bytes:
         raise InvalidInput(error.message) from error
     parts: list[Buffer] = [message.SerializeToString()]
     for tensor in request.tensors.values():  # a message's fields may be appended to its wire form
-        parts += m.length_delimited(_RAW_INPUT_CONTENTS, raw_from_tensor(tensor))
+        parts += m.length_delimited(m.RAW_INPUT_CONTENTS, raw_from_tensor(tensor))
     return b"".join(parts)
 
 

@@ -5,8 +5,6 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from google.protobuf import text_format
-
 from dragoman.core import error_texts
 from dragoman.core.calls import MAX_REPLICAS
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
@@ -57,6 +55,8 @@ def parse_overrides(
             f"failed to load '{model}', parameter 'config' is not allowed: expected the setting allow_config_override; "
             "a model is loaded as it is in the repository"
         )
+    from google.protobuf import text_format
+
     message = _parse_config(model, config)
     text = text_format.MessageToString(message)
     if not files:

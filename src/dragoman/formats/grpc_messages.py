@@ -14,16 +14,13 @@ The classes are in a descriptor pool of their own: protobuf's default pool accep
 in the same process may have registered them.
 """
 
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 import numpy as np
-from google.protobuf.descriptor_pb2 import FileDescriptorSet
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
 from dragoman.core.bytes_tensor import reshape_read_only
 from dragoman.core.calls import Inference, Response
@@ -44,7 +41,15 @@ REPOSITORY_SERVICE = "inference.model_repository.ModelRepositoryService"
 REPOSITORY_DESCRIPTORS = files("dragoman.formats").joinpath("model_repository.binpb").read_bytes()
 
 
-def _classes() -> dict[str, Any]:
+_creating = threading.Lock()
+_classes: dict[str, Any] = {}
+
+
+def _create_classes() -> dict[str, Any]:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
+
     pool = DescriptorPool()
     classes: dict[str, Any] = {}
     for file in FileDescriptorSet.FromString(DESCRIPTORS).file:
@@ -55,57 +60,40 @@ def _classes() -> dict[str, Any]:
     return classes
 
 
-# Classes created at run time have no static types.
-_CLASSES = _classes()
-CudaSharedMemoryRegisterRequest = _CLASSES["CudaSharedMemoryRegisterRequest"]
-CudaSharedMemoryRegisterResponse = _CLASSES["CudaSharedMemoryRegisterResponse"]
-CudaSharedMemoryStatusRequest = _CLASSES["CudaSharedMemoryStatusRequest"]
-CudaSharedMemoryStatusResponse = _CLASSES["CudaSharedMemoryStatusResponse"]
-CudaSharedMemoryUnregisterRequest = _CLASSES["CudaSharedMemoryUnregisterRequest"]
-CudaSharedMemoryUnregisterResponse = _CLASSES["CudaSharedMemoryUnregisterResponse"]
-InferParameter = _CLASSES["InferParameter"]
-InferTensorContents = _CLASSES["InferTensorContents"]
-LogSettingsRequest = _CLASSES["LogSettingsRequest"]
-LogSettingsResponse = _CLASSES["LogSettingsResponse"]
-ModelConfig = _CLASSES["ModelConfig"]
-ModelConfigRequest = _CLASSES["ModelConfigRequest"]
-ModelConfigResponse = _CLASSES["ModelConfigResponse"]
-ModelInferRequest = _CLASSES["ModelInferRequest"]
-ModelInferResponse = _CLASSES["ModelInferResponse"]
-ModelMetadataRequest = _CLASSES["ModelMetadataRequest"]
-ModelMetadataResponse = _CLASSES["ModelMetadataResponse"]
-ModelReadyRequest = _CLASSES["ModelReadyRequest"]
-ModelReadyResponse = _CLASSES["ModelReadyResponse"]
-ModelStatisticsRequest = _CLASSES["ModelStatisticsRequest"]
-ModelStatisticsResponse = _CLASSES["ModelStatisticsResponse"]
-ModelStreamInferResponse = _CLASSES["ModelStreamInferResponse"]
-RepositoryIndexRequest = _CLASSES["RepositoryIndexRequest"]
-RepositoryIndexResponse = _CLASSES["RepositoryIndexResponse"]
-RepositoryModelLoadRequest = _CLASSES["RepositoryModelLoadRequest"]
-RepositoryModelLoadResponse = _CLASSES["RepositoryModelLoadResponse"]
-RepositoryModelUnloadRequest = _CLASSES["RepositoryModelUnloadRequest"]
-RepositoryModelUnloadResponse = _CLASSES["RepositoryModelUnloadResponse"]
-ServerLiveRequest = _CLASSES["ServerLiveRequest"]
-ServerLiveResponse = _CLASSES["ServerLiveResponse"]
-ServerMetadataRequest = _CLASSES["ServerMetadataRequest"]
-ServerMetadataResponse = _CLASSES["ServerMetadataResponse"]
-ServerReadyRequest = _CLASSES["ServerReadyRequest"]
-ServerReadyResponse = _CLASSES["ServerReadyResponse"]
-SystemSharedMemoryRegisterRequest = _CLASSES["SystemSharedMemoryRegisterRequest"]
-SystemSharedMemoryRegisterResponse = _CLASSES["SystemSharedMemoryRegisterResponse"]
-SystemSharedMemoryStatusRequest = _CLASSES["SystemSharedMemoryStatusRequest"]
-SystemSharedMemoryStatusResponse = _CLASSES["SystemSharedMemoryStatusResponse"]
-SystemSharedMemoryUnregisterRequest = _CLASSES["SystemSharedMemoryUnregisterRequest"]
-SystemSharedMemoryUnregisterResponse = _CLASSES["SystemSharedMemoryUnregisterResponse"]
-TraceSettingRequest = _CLASSES["TraceSettingRequest"]
-TraceSettingResponse = _CLASSES["TraceSettingResponse"]
+def __getattr__(name: str) -> Any:
+    """Return the class of a message, such as `ModelInferRequest`. Classes created at run time have no static types."""
+    try:
+        if not name.startswith("_"):  # Python's import asks for `__path__`
+            return message_class(name)
+    except KeyError:
+        pass
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def message_class(name: str) -> Any:
+    """Return the class of a message by its name. Raises KeyError.
+
+    The first one imports protobuf and creates them all, for which each start would wait.
+    """
+    if not _classes:
+        with _creating:  # one thread: classes of two pools do not match
+            if not _classes:
+                _classes.update(_create_classes())
+    return _classes[name]
+
+
+def decode_error() -> type[Exception]:
+    """Return the class of protobuf's errors of messages that it cannot parse."""
+    from google.protobuf.message import DecodeError
+
+    return DecodeError
 
 
 def parse_message(kind: Any, body: Buffer) -> Any:
     """Parse a message. Raises InvalidInput."""
     try:
         return kind.FromString(body)
-    except DecodeError as error:
+    except decode_error() as error:
         raise InvalidInput(f"the message is not a valid {kind.DESCRIPTOR.full_name}: {error}") from error
 
 
@@ -172,10 +160,19 @@ _MAX_VARINT_BYTES = 10
 _MAX_HEAD_BYTES = 6  # of the tag and length of contents; protobuf allows longer encodings of the same length
 _DELIMITED = 2  # wire type of fields with a length
 
-_RAW_INPUT_CONTENTS: int = ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
-_INPUTS = ModelInferRequest.DESCRIPTOR.fields_by_name["inputs"]
-_CONTENTS: int = _INPUTS.message_type.fields_by_name["contents"].number
-_NAMES: Mapping[int, str] = {field.number: field.name for field in InferTensorContents.DESCRIPTOR.fields}
+# Numbers of fields: of ModelInferRequest, of its inputs and of their contents.
+INPUTS, RAW_INPUT_CONTENTS, INPUT_CONTENTS = 5, 7, 5
+CONTENTS: Mapping[str, int] = {
+    "bool_contents": 1,
+    "int_contents": 2,
+    "int64_contents": 3,
+    "uint_contents": 4,
+    "uint64_contents": 5,
+    "fp32_contents": 6,
+    "fp64_contents": 7,
+    "bytes_contents": 8,
+}
+_NAMES: Mapping[int, str] = {number: name for name, number in CONTENTS.items()}
 # The dtype of elements of fixed size, and of those that are varints, by the name of their field.
 FIXED: Mapping[str, Any] = {"fp32_contents": np.dtype("<f4"), "fp64_contents": np.dtype("<f8")}
 _VARINTS: Mapping[str, Any] = {
@@ -205,7 +202,7 @@ def split_raw_contents(body: Buffer) -> tuple[bytes, Sequence[memoryview]] | Non
             start = at
             tag, at = read_varint(view, at)
             value, at = field_extent(view, tag, at)
-            if tag == _RAW_INPUT_CONTENTS << 3 | _DELIMITED:
+            if tag == RAW_INPUT_CONTENTS << 3 | _DELIMITED:
                 if value - start > _MAX_HEAD_BYTES:
                     return None
                 rest.append(view[done:start])
@@ -328,7 +325,7 @@ def split_typed_contents(body: Buffer, policy: Policy) -> tuple[bytes, Mapping[i
     budget = _Budget(policy.max_json_values, policy.max_bytes_elements)
     try:
         for number, wire_type, tag, start, end in _fields(view, budget.field):
-            if number != _INPUTS.number or wire_type != _DELIMITED:
+            if number != INPUTS or wire_type != _DELIMITED:
                 continue
             packed, other = _without_contents(view[start:end], budget)
             if packed is not None:
@@ -366,7 +363,7 @@ def _without_contents(tensor: memoryview, budget: _Budget) -> tuple[PackedConten
     """Return the contents of an input if they are one large packed field of numbers, and the rest of the input."""
     packed, count, cut = None, 0, (0, 0)
     for number, wire_type, tag, start, end in _fields(tensor, budget.field):
-        if number != _CONTENTS or wire_type != _DELIMITED:
+        if number != INPUT_CONTENTS or wire_type != _DELIMITED:
             continue
         if cut[1]:
             count += 1  # the field may be repeated
@@ -398,8 +395,8 @@ def _fields(view: memoryview, count_field: Any) -> Iterator[tuple[int, int, int,
 # For more elements protobuf takes longer; for 16 integers a tenth of the time of `encode_varints` (7 us instead of 56).
 _MANY_ELEMENTS = 1 << 10  # performance only
 _ENCODED_ELEMENTS = 1 << 16  # performance only: elements encoded at a time
-_OUTPUTS_FIELD: int = ModelInferResponse.DESCRIPTOR.fields_by_name["outputs"].number
-_CONTENTS_FIELD: int = ModelInferResponse.InferOutputTensor.DESCRIPTOR.fields_by_name["contents"].number
+# Numbers of fields: of ModelInferResponse and of its outputs.
+ID, OUTPUTS, RAW_OUTPUT_CONTENTS, OUTPUT_CONTENTS = 3, 5, 6, 5
 
 # The dtypes of fields with elements that may be wider than the datatype.
 _WIDE: Mapping[str, np.dtype[Any]] = {"int_contents": np.dtype("<i4"), "uint_contents": np.dtype("<u4")}
@@ -457,18 +454,19 @@ def format_typed_response(message: Any, tensors: Collection[Tensor]) -> bytes | 
     for output, tensor in zip(outputs, tensors, strict=True):
         contents = _encode_contents(tensor)
         size = sum(map(len, contents))
-        start = delimiter(_CONTENTS_FIELD, size)
-        parts += (delimiter(_OUTPUTS_FIELD, len(output) + len(start) + size), output, start, *contents)
+        start = delimiter(OUTPUT_CONTENTS, size)
+        parts += (delimiter(OUTPUTS, len(output) + len(start) + size), output, start, *contents)
     return parts
 
 
 def _encode_contents(tensor: Tensor) -> list[Buffer]:
     """Serialize an InferTensorContents with the elements of a tensor."""
     flat, field = tensor.data.reshape(-1), tensor.datatype.contents_field
-    number: int = InferTensorContents.DESCRIPTOR.fields_by_name[field].number
+    number = CONTENTS[field]
     chunks = (flat[at : at + _ENCODED_ELEMENTS] for at in range(0, flat.size, _ENCODED_ELEMENTS))
     if tensor.datatype is BYTES:
-        return [InferTensorContents(bytes_contents=part.tolist()).SerializeToString() for part in chunks]
+        message = message_class("InferTensorContents")
+        return [message(bytes_contents=part.tolist()).SerializeToString() for part in chunks]
     packed = (
         [np.ascontiguousarray(flat).data.cast("B")] if field in FIXED else [encode_varints(part) for part in chunks]
     )
@@ -477,8 +475,6 @@ def _encode_contents(tensor: Tensor) -> list[Buffer]:
 
 # --- responses with raw contents ---------------------------------------------------------------------------------
 
-_ID_FIELD: int = ModelInferResponse.DESCRIPTOR.fields_by_name["id"].number
-_RAW_FIELD: int = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
 _starts: dict[tuple[str, str], bytes] = {}
 _heads: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
 
@@ -495,7 +491,7 @@ def format_raw_response(response: Response[Inference], id_: str, message: Any = 
     else:
         parts.append(_starts.get((response.model, response.version)) or _start(response.model, response.version))
         if id_:
-            parts += length_delimited(_ID_FIELD, id_.encode())
+            parts += length_delimited(ID, id_.encode())
         for name, tensor in outputs.items():
             shape = tensor.data.shape if type(tensor) is Tensor else tensor.shape  # faster than the property
             parts.append(_heads.get((name, tensor.datatype.name, shape)) or _head(name, tensor))
@@ -503,18 +499,18 @@ def format_raw_response(response: Response[Inference], id_: str, message: Any = 
     for tensor in outputs.values():  # the field with the highest number
         blob = raw_from_tensor(tensor)
         size += len(blob)
-        parts += delimiter(_RAW_FIELD, len(blob)), blob
+        parts += delimiter(RAW_OUTPUT_CONTENTS, len(blob)), blob
     return b"".join(parts) if size <= INLINE else parts
 
 
 def _start(model: str, version: str) -> bytes:
     """Return the serialized fields that name the model."""
-    message = ModelInferResponse(model_name=model, model_version=version)
+    message = message_class("ModelInferResponse")(model_name=model, model_version=version)
     return add_to_cache(_starts, (model, version), message.SerializeToString())
 
 
 def _head(name: str, tensor: Tensor) -> bytes:
     """Return the serialized field that describes an output."""
-    message = ModelInferResponse()
+    message = message_class("ModelInferResponse")()
     message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
     return add_to_cache(_heads, (name, tensor.datatype.name, tensor.shape), message.SerializeToString())

@@ -5,13 +5,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from google.protobuf import text_format
-from google.protobuf.descriptor import FieldDescriptor
 
 from dragoman.core.errors import InvalidInput
 from dragoman.formats import grpc_messages as m
 
-_WIDE_INTEGERS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+WIDE_INTEGERS = (2, 4)  # FieldDescriptor.CPPTYPE_INT64 and CPPTYPE_UINT64
 _TOKEN = re.compile(r"""\s+|\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\w.+-]+|.""", re.DOTALL)
 _NO_SUCH_FIELD = re.compile(r'has no field named "([^"]+)"')
 _OPENING, _CLOSING = "{<[", "}>]"
@@ -43,6 +41,8 @@ class ConfigFile(msgspec.Struct, frozen=True):
 
 def parse_config(text: str, name: str) -> ConfigFile:
     """Parse the text format. Unknown fields are left out. Raises InvalidInput with the line and column of an error."""
+    from google.protobuf import text_format
+
     lines = _lines(text, name)
     unknown: list[tuple[str, int]] = []
     for _ in range(_MAX_UNKNOWN):
@@ -93,13 +93,13 @@ def _value(value: Any, field: Any) -> Any:
 def _scalar(value: Any, field: Any) -> Any:
     if field.message_type is not None:
         return _with_numbers(value, field.message_type)
-    return int(value) if field.cpp_type in _WIDE_INTEGERS else value
+    return int(value) if field.cpp_type in WIDE_INTEGERS else value
 
 
 # --- positions in the text -------------------------------------------------------------------------------
 
 
-def _reason(error: text_format.ParseError) -> str:
+def _reason(error: Exception) -> str:
     """Return the message of an error without its position."""
     return re.sub(r"^\d+:\d+ : ", "", str(error))
 

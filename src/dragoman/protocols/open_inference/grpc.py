@@ -1,7 +1,7 @@
 """Open Inference Protocol over gRPC."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from dragoman.core.calls import (
@@ -104,7 +104,7 @@ FINAL = "triton_final_response"
 # Triton: with `true`, an error ends the stream with a status instead of being a message of it.
 TRUE_STATUS = "triton_grpc_error"
 
-_INFER_RESPONSE: int = m.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
+INFER_RESPONSE = 2  # the number of a field of ModelStreamInferResponse
 
 
 def protocol(policy: Policy) -> GrpcProtocol:
@@ -257,7 +257,7 @@ def _stream_infer(policy: Policy, request: GrpcRequest) -> PreliminaryCall[Model
             if options.classes:
                 response = classify(model, options.classes, response)
             ended = ended or response.answer.is_last
-            return wrap(format_infer_response(response, options) + (_FINAL_MARKS[ended] if is_marked else b""))
+            return wrap(format_infer_response(response, options) + (_final_mark(ended) if is_marked else b""))
 
         def format_error(error: DragomanError) -> bytes | None:
             return None if is_bare or _wants_status(request) else _error_message(infer.id, error, is_final=False)
@@ -284,24 +284,22 @@ def _stream_shape(request: GrpcRequest, options: GrpcOutputOptions) -> str:
     return BARE if options.has_content_type else ""
 
 
-def _final_mark(*, is_final: bool) -> bytes:
+@cache
+def _final_mark(is_final: bool) -> bytes:
     """Return the parameter that says whether a response is the last one; appended to a message, it is part of it."""
     message = m.ModelInferResponse()
     message.parameters[FINAL].bool_param = is_final
     return bytes(message.SerializeToString())
 
 
-_FINAL_MARKS = (_final_mark(is_final=False), _final_mark(is_final=True))
-
-
 def _final_response(options: GrpcOutputOptions) -> bytes:
     """Return a response without outputs that marks the end of a stream."""
     message = m.ModelInferResponse(model_name=options.model, model_version=options.version, id=options.id)
-    return bytes(message.SerializeToString()) + _FINAL_MARKS[True]
+    return bytes(message.SerializeToString()) + _final_mark(True)
 
 
 def _wrap_in_stream_response(response: bytes) -> bytes:
-    return b"".join(m.length_delimited(_INFER_RESPONSE, response))
+    return b"".join(m.length_delimited(INFER_RESPONSE, response))
 
 
 def _format_stream_error(policy: Policy, request: GrpcRequest, error: DragomanError) -> bytes | None:

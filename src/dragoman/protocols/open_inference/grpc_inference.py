@@ -11,11 +11,10 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.sizes import SHARED, THREAD
 from dragoman.core.tensor import NONE, Scalar, Tensor
 from dragoman.formats.grpc_messages import (
-    ModelInferRequest,
-    ModelInferResponse,
     PackedContents,
     format_raw_response,
     format_typed_response,
+    message_class,
     parameters_from_proto,
     parameters_to_proto,
     parse_message,
@@ -74,7 +73,7 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     if owner:
         policy = policy.of(owner)
     if len(body) < SHARED:
-        message = parse_message(ModelInferRequest, body)
+        message = parse_message(message_class("ModelInferRequest"), body)
         raw, packed = message.raw_input_contents, _NOT_PACKED
     else:
         message, raw, packed = _parse_large(body, policy)
@@ -146,7 +145,7 @@ def _parse_large(body: Buffer, policy: Policy) -> tuple[Any, Sequence[Buffer], M
     apart = split_raw_contents(body)
     rest = body if apart is None else apart[0]
     typed = split_typed_contents(rest, policy) if len(rest) >= THREAD else None
-    message = parse_message(ModelInferRequest, rest if typed is None else typed[0])
+    message = parse_message(message_class("ModelInferRequest"), rest if typed is None else typed[0])
     raw = message.raw_input_contents if apart is None else apart[1]
     return message, raw, _NOT_PACKED if typed is None else typed[1]
 
@@ -167,7 +166,8 @@ def format_infer_buffers(response: Response[Inference], options: GrpcOutputOptio
                 break
         else:
             return format_raw_response(response, options.id)
-    message = ModelInferResponse(model_name=response.model, model_version=response.version, id=options.id)
+    create = message_class("ModelInferResponse")
+    message = create(model_name=response.model, model_version=response.version, id=options.id)
     if inference.parameters:
         parameters_to_proto(inference.parameters, message.parameters)
     for name, tensor in outputs.items():

@@ -99,7 +99,7 @@ def routes(policy: Policy) -> list[Route]:
 
 def methods(policy: Policy) -> tuple[GrpcMethod, ...]:
     """Return the methods of gRPC."""
-    return tuple(GrpcMethod(name, partial(_grpc_call, policy, *method)) for name, method in _METHODS.items())
+    return tuple(GrpcMethod(name, partial(_grpc_call, policy, name, run)) for name, run in _METHODS.items())
 
 
 def _regions_of(policy: Policy, caller: Caller) -> SharedRegions | None:
@@ -108,17 +108,18 @@ def _regions_of(policy: Policy, caller: Caller) -> SharedRegions | None:
 
 
 def _grpc_call(
-    policy: Policy, kind: Any, run: Callable[[SharedRegions | None, Any], Any], request: GrpcRequest
+    policy: Policy, method: str, run: Callable[[SharedRegions | None, Any], Any], request: GrpcRequest
 ) -> EngineCall[None, bytes]:
-    message, regions = m.parse_message(kind, request.body), _regions_of(policy, request.caller)
+    message = m.parse_message(m.message_class(f"{method}Request"), request.body)
+    regions = _regions_of(policy, request.caller)
 
     def respond() -> bytes:
         return bytes(run(regions, message).SerializeToString())
 
     change = None
-    if kind is m.SystemSharedMemoryRegisterRequest:
+    if method == "SystemSharedMemoryRegister":
         change = _registering(message.name, SystemRegion(message.key))
-    elif kind is m.SystemSharedMemoryUnregisterRequest:
+    elif method == "SystemSharedMemoryUnregister":
         change = _unregistering(message.name)
     return authorized_call(request, respond, change=change)
 
@@ -152,16 +153,13 @@ def _cuda_unregister(regions: SharedRegions | None, _message: Any) -> Any:
     return m.CudaSharedMemoryUnregisterResponse()
 
 
-_METHODS: Mapping[str, tuple[Any, Callable[[SharedRegions | None, Any], Any]]] = {
-    "SystemSharedMemoryStatus": (m.SystemSharedMemoryStatusRequest, _system_status),
-    "SystemSharedMemoryRegister": (m.SystemSharedMemoryRegisterRequest, _system_register),
-    "SystemSharedMemoryUnregister": (m.SystemSharedMemoryUnregisterRequest, _system_unregister),
-    "CudaSharedMemoryStatus": (m.CudaSharedMemoryStatusRequest, _cuda_status),
-    "CudaSharedMemoryRegister": (
-        m.CudaSharedMemoryRegisterRequest,
-        lambda regions, message: _register_cuda(regions, message.name),
-    ),
-    "CudaSharedMemoryUnregister": (m.CudaSharedMemoryUnregisterRequest, _cuda_unregister),
+_METHODS: Mapping[str, Callable[[SharedRegions | None, Any], Any]] = {
+    "SystemSharedMemoryStatus": _system_status,
+    "SystemSharedMemoryRegister": _system_register,
+    "SystemSharedMemoryUnregister": _system_unregister,
+    "CudaSharedMemoryStatus": _cuda_status,
+    "CudaSharedMemoryRegister": lambda regions, message: _register_cuda(regions, message.name),
+    "CudaSharedMemoryUnregister": _cuda_unregister,
 }
 
 

@@ -1,18 +1,17 @@
-"""Standard services of gRPC: health checks and server reflection."""
+"""Standard services of gRPC: health checks and server reflection.
+
+protobuf is imported when the first of their calls needs it: each start would wait.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
-
 from dragoman.engine.call_handler import CallHandler
+from dragoman.formats.grpc_messages import decode_error
 from dragoman.protocols.wire import Buffer, GrpcProtocol, GrpcRequest
 from dragoman.transports.grpc.handlers import GrpcError, Handler, Peer, StreamHandler, UnaryHandler, read_messages
 
@@ -23,27 +22,31 @@ _NOT_FOUND, _INVALID_ARGUMENT = 5, 3
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3  # HealthCheckResponse.ServingStatus
 
 
-def _load_descriptor(name: str) -> FileDescriptorProto:
+@cache
+def _load_descriptor(name: str) -> Any:
     """Return the descriptor of `<name>.proto` in this package, compiled by scripts/protos."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
     compiled = files("dragoman.transports.grpc").joinpath(f"{name}.binpb").read_bytes()
     (file,) = FileDescriptorSet.FromString(compiled).file
     return file
 
 
-def _message_classes(file: FileDescriptorProto) -> dict[str, Any]:
-    """Return the message classes of a file by name, in a pool of their own.
+@cache
+def _message_classes(name: str) -> dict[str, Any]:
+    """Return the message classes of `<name>.proto` by name, in a pool of their own.
 
     Other packages in this process may have registered the same names in protobuf's default pool, which allows each
     name once.
     """
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
+
     pool: Any = DescriptorPool()
+    file = _load_descriptor(name)
     pool.Add(file)
     names = [message.name for message in file.message_type]
     return {name: GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}")) for name in names}
-
-
-_HEALTH_DESCRIPTOR, _REFLECTION_DESCRIPTOR = _load_descriptor("health"), _load_descriptor("reflection")
-_HEALTH, _REFLECTION = _message_classes(_HEALTH_DESCRIPTOR), _message_classes(_REFLECTION_DESCRIPTOR)
 
 
 class Reflection:
@@ -53,9 +56,7 @@ class Reflection:
         self._services = sorted(
             [*(service for p in protocols for service in p.services), _HEALTH_SERVICE, *_REFLECTION_SERVICES]
         )
-        described = [file for p in protocols for file in FileDescriptorSet.FromString(p.descriptors).file]
-        described += [_HEALTH_DESCRIPTOR, _REFLECTION_DESCRIPTOR, _v1alpha()]
-        self._files = {file.name: file for file in described}
+        self._descriptors = [p.descriptors for p in protocols]
         self._stopping = stopping
         self._methods: dict[str, Callable[[Any, Any], Any]] = {
             "list_services": self._list_services,
@@ -66,8 +67,18 @@ class Reflection:
         }
 
     @cached_property
+    def _files(self) -> dict[str, Any]:
+        from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+        described = [file for each in self._descriptors for file in FileDescriptorSet.FromString(each).file]
+        described += [_load_descriptor("health"), _load_descriptor("reflection"), _v1alpha()]
+        return {file.name: file for file in described}
+
+    @cached_property
     def _pool(self) -> Any:
         """Apart from protobuf's default pool, which may hold the same names; most servers never need it."""
+        from google.protobuf.descriptor_pool import DescriptorPool
+
         pool: Any = DescriptorPool()
         for file in self._files.values():
             pool.Add(file)
@@ -84,11 +95,12 @@ class Reflection:
 
     def respond(self, message: Buffer) -> bytes:
         """Return the response to one ServerReflectionRequest. Raises GrpcError if the message is not one."""
+        classes = _message_classes("reflection")
         try:
-            request: Any = _REFLECTION["ServerReflectionRequest"].FromString(bytes(message))
-        except DecodeError as error:
+            request: Any = classes["ServerReflectionRequest"].FromString(bytes(message))
+        except decode_error() as error:
             raise GrpcError("INVALID_ARGUMENT", f"the message is not a ServerReflectionRequest: {error}") from error
-        response: Any = _REFLECTION["ServerReflectionResponse"](valid_host=request.host, original_request=request)
+        response: Any = classes["ServerReflectionResponse"](valid_host=request.host, original_request=request)
         kind = request.WhichOneof("message_request")
         if kind is None:
             _set_error(response, _INVALID_ARGUMENT, "expected a question, got none")
@@ -135,9 +147,11 @@ def _set_error(response: Any, code: int, message: str) -> None:
     response.error_response.error_message = message
 
 
-def _v1alpha() -> FileDescriptorProto:
+def _v1alpha() -> Any:
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
     file = FileDescriptorProto()
-    file.CopyFrom(_REFLECTION_DESCRIPTOR)
+    file.CopyFrom(_load_descriptor("reflection"))
     file.name, file.package = "reflection_v1alpha.proto", "grpc.reflection.v1alpha"
     for message in file.message_type:
         for field in message.field:
@@ -174,7 +188,7 @@ class Health:
 
     async def list(self, _request: GrpcRequest) -> bytes:
         """Return the status of the server and of each service."""
-        response: Any = _HEALTH["HealthListResponse"]()
+        response: Any = _message_classes("health")["HealthListResponse"]()
         for service in self._services:
             response.statuses[service].status = self._status(service)
         return bytes(response.SerializeToString())
@@ -213,13 +227,13 @@ class Health:
 def _parse_health_request(message: Buffer) -> str:
     """Return the service that a HealthCheckRequest names. Raises GrpcError."""
     try:
-        return str(_HEALTH["HealthCheckRequest"].FromString(bytes(message)).service)
-    except DecodeError as error:
+        return str(_message_classes("health")["HealthCheckRequest"].FromString(bytes(message)).service)
+    except decode_error() as error:
         raise GrpcError(
             "INVALID_ARGUMENT", f"the message is not a grpc.health.v1.HealthCheckRequest: {error}"
         ) from error
 
 
 def _serialize_status(status: int) -> bytes:
-    response: Any = _HEALTH["HealthCheckResponse"](status=status)
+    response: Any = _message_classes("health")["HealthCheckResponse"](status=status)
     return bytes(response.SerializeToString())
