@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,17 @@ MOST_MODULES = 800
 MOST_DATACLASSES = 40
 
 
-@pytest.mark.parametrize("name", ["Identity", "doubled"])
-def test_a_server_that_is_ready_has_imported_no_module_that_is_needed_later(name: str) -> None:
+def free_ports() -> list[str]:
     ports = []
     for _ in range(2):
         with socket.create_server(("127.0.0.1", 0)) as free:
             ports.append(str(free.getsockname()[1]))
-    flags = ("--http-port", ports[0], "--grpc-port", ports[1])
-    command = [sys.executable, "-c", SCRIPT, "serve", f"{MODELS}:{name}", *flags]
+    return ["--http-port", ports[0], "--grpc-port", ports[1]]
+
+
+@pytest.mark.parametrize("name", ["Identity", "doubled"])
+def test_a_server_that_is_ready_has_imported_no_module_that_is_needed_later(name: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, "serve", f"{MODELS}:{name}", *free_ports()]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert process.returncode == 0, process.stderr
     dataclasses, modules = (line.split() for line in process.stdout.splitlines()[-2:])
@@ -62,3 +66,17 @@ def test_a_server_that_is_ready_has_imported_no_module_that_is_needed_later(name
     assert "dragoman.transports.http1.connection" in modules
     assert [m for m in modules if m.startswith(tuple(f"{each}." for each in LATER)) or m in LATER] == []
     assert len(modules) < MOST_MODULES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the libraries of a process are read from /proc")
+def test_protobuf_is_imported_once_the_server_is_ready() -> None:
+    """Before the first call over gRPC, during which no other call would be answered for 15 ms."""
+    command = [sys.executable, "-m", "dragoman", "serve", f"{MODELS}:Identity", *free_ports()]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            due_s = time.monotonic() + 60
+            while "/google/_upb/" not in Path(f"/proc/{process.pid}/maps").read_text():
+                assert time.monotonic() < due_s
+                time.sleep(0.05)
+        finally:
+            process.terminate()

@@ -17,10 +17,11 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.options import forget_secrets, suggestion
 from dragoman.engine.model_files import environment_paths
 from dragoman.engine_setup import sagemaker_paths, settings_for
+from dragoman.formats.grpc_messages import message_class
 from dragoman.server import Server, logger_levels, run
 from dragoman.settings import Settings, from_environment, parse_settings
 from dragoman.system import logs, process
-from dragoman.system.threads import is_loading
+from dragoman.system.threads import call_in_thread, is_loading
 from dragoman.workers.local import GRACE_S
 from dragoman.workers.pool import Pool
 from dragoman.workers.spare_process import release_spare
@@ -74,6 +75,8 @@ def _serve(paths: Sequence[str], flags: Mapping[str, Any], table: Report) -> int
         if has_failed(server):
             failed = True
             os.kill(os.getpid(), signal.SIGTERM)
+        elif server.grpc_port >= 0:  # or the first call over gRPC would stop the event loop for 15 ms
+            await call_in_thread(message_class, "ModelInferRequest")
 
     try:
         run(server, on_start)

@@ -105,7 +105,7 @@ def parse_umbridge_request(text: Buffer, policy: Policy) -> UmBridgeRequest | In
 def _parse_plain(text: bytes, policy: Policy) -> UmBridgeRequest | None:
     """Parse a request of vectors of numbers, indices and a config of plain values with simdjson; None for others.
 
-    The general form finds the ends of the vectors before it parses them: 2.8 times as long for 10,000 numbers.
+    The general form finds the ends of the vectors before it parses them: 2.4 times as long for 10,000 numbers.
     """
     if len(text) > policy.max_json_bytes:
         return None
