@@ -79,7 +79,7 @@ class Terminal:
 
 def screen_of(raw: str) -> str:
     """Return what a terminal shows of an output that moves its cursor up and erases, with lines that do not wrap."""
-    lines, row = [""], 0
+    lines, row, column = [""], 0, 0
     for part in re.findall(r"\x1b\[\d*[A-Za-z]|\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r|\n|[^\x1b\r\n]+", raw):
         if found := re.fullmatch(r"\x1b\[(\d*)A", part):
             row = max(0, row - int(found[1] or 1))
@@ -88,6 +88,10 @@ def screen_of(raw: str) -> str:
         elif part == "\n":
             row += 1
             lines += [""] * (row + 1 - len(lines))
-        elif part != "\r" and not part.startswith("\x1b"):
-            lines[row] += part
+        elif part == "\r":
+            column = 0
+        elif not part.startswith("\x1b"):
+            line = lines[row].ljust(column)
+            lines[row] = line[:column] + part + line[column + len(part) :]
+            column += len(part)
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from pathlib import Path
 from cli.terminals import Terminal, screen_of
 
 PROGRAM = """
-import logging, sys, threading, warnings
+import logging, os, sys, threading, warnings
 from dragoman.cli.terminal import LiveLines
 
 handler = logging.StreamHandler()
@@ -17,6 +17,7 @@ with LiveLines(sys.stderr) as live:
     print("above", file=sys.stderr)
     sys.stderr.write("in ")
     live.update(["third line"])
+    os.write(2, b"a line of a library in C\\n")
     sys.stderr.write("parts\\nrest")
     logging.warning("logged")
     threads = [threading.Thread(target=lambda n=n: print(f"thread {n}", file=sys.stderr)) for n in range(3)]
@@ -36,9 +37,9 @@ def test_lines_of_others_stand_above_and_the_last_is_erased(tmp_path: Path) -> N
         terminal.wait_for("logged after\n")
         raw = terminal.raw
     lines = [line for line in screen_of(raw).splitlines() if line]
-    assert lines[:2] == ["above", "in parts"]
-    assert sorted(lines[2:6]) == ["restlogged", "thread 0", "thread 1", "thread 2"]
-    assert lines[6:] == ["after", "logged after"]
+    assert lines[:3] == ["above", "a line of a library in C", "in parts"]
+    assert sorted(lines[3:7]) == ["restlogged", "thread 0", "thread 1", "thread 2"]
+    assert lines[7:] == ["after", "logged after"]
     assert max(map(len, raw.replace("\x1b[?7l", "\n").replace("\x1b[?7h", "\n").split("\n"))) < 100
     with Terminal([sys.executable, "-c", PROGRAM, "fail"], folder=tmp_path) as terminal:
         terminal.wait_for("failed")

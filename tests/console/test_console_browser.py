@@ -371,13 +371,26 @@ async def test_names_and_outputs_of_a_model_stay_text(browser: Browser) -> None:
     assert await page.locator("img").count() == 0
 
 
+async def run_shell(script: str) -> bytes:
+    process = await asyncio.create_subprocess_exec("bash", "-c", script, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    return output
+
+
 async def test_a_snippet_runs_for_any_name_of_a_tensor(browser: Browser) -> None:
     await browser.open("/#/models/Hostile", "Code")
     snippet = await browser.page.inner_text("pre.code")
-    shell = ("bash", "-c", snippet.replace("curl", "curl -s", 1))
-    process = await asyncio.create_subprocess_exec(*shell, stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
+    output = await run_shell(snippet.replace("curl", "curl -s", 1))
     assert json.loads(output)["outputs"][0]["datatype"] == "BYTES", snippet
+
+
+async def test_the_first_request_of_a_simulator_is_that_of_its_protocol(browser: Browser) -> None:
+    await browser.open("/#/models/energy", "Code")
+    snippet = await browser.page.inner_text("pre.code")
+    answers = [
+        json.loads(await run_shell(line.replace("curl", "curl -s", 1)))["output"] for line in snippet.splitlines()
+    ]
+    assert answers == [[[4]], [2, 3]], snippet
 
 
 async def test_a_snippet_is_copied_where_pages_have_no_clipboard(browser: Browser) -> None:

@@ -169,3 +169,17 @@ async def test_a_shape_has_fewer_elements_than_the_limit() -> None:
         assert (await server.infer("Identity", inputs(tensor("x", [2, 2], "INT32", [1, 2, 3, 4])))).status == 200
         found = await message(server, tensor("x", [5], "INT32", [1, 2, 3, 4, 5]))
         assert found == f"{X}: shape [5] has more elements than the limit, 4"
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"[" * 1000
+GIF = b"GIF89a\xff" + b"[" * 1000
+
+
+@pytest.mark.parametrize(("body", "byte"), [(PNG, "0x89 at offset 0"), (GIF, "0xff at offset 6")])
+@pytest.mark.parametrize("path", ["/v2/models/Identity/infer", "/v1/models/Identity:predict", "/v2/repository/index"])
+async def test_a_picture_is_not_json(server: RestServer, path: str, body: bytes, byte: str) -> None:
+    """The parser would tell of a character, or the scan before it of brackets."""
+    response = await server.request("POST", path, body)
+    assert response.status == 400
+    assert f"expected text in UTF-8, got the byte {byte}" in response.body.decode()
+    assert (b"'dragoman infer' sends pictures" in response.body) is (path != "/v2/repository/index")

@@ -91,7 +91,8 @@ class LiveLines:
     """Lines at the end of a terminal that are rewritten in place.
 
     While they are shown, `sys.stderr` and the handlers of the log write through them: whole lines of others, from any
-    thread, appear above. The lines are erased at the end.
+    thread, appear above. The lines are erased at the end. Libraries in C, and worker processes, write past this: their
+    lines begin where the last line does, and replace it until it is shown again below.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -143,7 +144,7 @@ class LiveLines:
         up = f"\x1b[{len(self._lines) - 1}A" if len(self._lines) > 1 else ""
         erase = f"\r{up}\x1b[J" if self._lines else ""
         # Without wrapping, so that a line of wide characters takes one row.
-        shown = "\x1b[?7l" + "\n".join(lines) + "\x1b[?7h" if lines else ""
+        shown = "\x1b[?7l" + "\n".join(lines) + "\x1b[?7h\r" if lines else ""
         self._lines = lines
         self._stream.write(erase + above + shown)
         self._stream.flush()

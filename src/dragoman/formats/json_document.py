@@ -8,7 +8,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.sizes import THREAD
 from dragoman.formats import fast_json
 from dragoman.formats.json_numbers import pieces
-from dragoman.formats.json_scan import check_json
+from dragoman.formats.json_scan import check_json, explain_encoding
 from dragoman.formats.policy import Buffer, Policy
 
 # A document with more members is parsed at once: to split them takes longer than to parse them.
@@ -27,11 +27,7 @@ def parse_document(text: Buffer, policy: Policy) -> Any:
 
 def explain_invalid(text: bytes, error: ValueError) -> str:
     """Return why a text is not JSON. The parser's words for bytes that are not UTF-8 are about surrogates."""
-    try:
-        text.decode()
-    except UnicodeDecodeError as invalid:
-        return f"expected text in UTF-8, got the byte 0x{text[invalid.start]:02x} at offset {invalid.start}"
-    return str(error)
+    return explain_encoding(text) or str(error)
 
 
 def _parse(text: bytes, policy: Policy, *, elements: bool) -> Any:

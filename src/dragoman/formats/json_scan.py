@@ -14,6 +14,8 @@ from dragoman.core.errors import InvalidInput, TooLarge
 from dragoman.formats.policy import Policy
 
 _BINARY = "; send large tensors as binary data to /v2/models/{model}/infer"
+_FILES = "; 'dragoman infer' sends pictures, sounds and tables from files"
+_STARTS = frozenset(b' \t\r\n{["-0123456789tfnNI\xef')  # first bytes of JSON, of its extensions, of a byte order mark
 _BLOCK = 1 << 18  # performance only: bytes scanned at a time
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
@@ -49,11 +51,25 @@ def check_json(text: bytes, policy: Policy, *, elements: bool = True) -> None:
 
 
 def check_size(text: bytes, policy: Policy, instead: str = "") -> None:
-    """Raise TooLarge if JSON text is too long. The error ends with what to do `instead`."""
+    """Raise TooLarge if JSON text is too long, and InvalidInput if it is a file of another kind, such as a picture.
+
+    The first error ends with what to do `instead`. The parser would name a bracket in the file, or its nesting.
+    """
+    if text and text[0] not in _STARTS and (problem := explain_encoding(text)):
+        raise InvalidInput(f"the request body is not valid JSON: {problem}{_FILES if instead else ''}")
     if len(text) > policy.max_json_bytes:
         raise TooLarge(
             f"too much JSON: expected at most {policy.max_json_bytes} bytes (max_json_bytes), got {len(text)}{instead}"
         )
+
+
+def explain_encoding(text: bytes) -> str:
+    """Return which byte is not UTF-8; "" for valid text."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return f"expected text in UTF-8, got the byte 0x{text[error.start]:02x} at offset {error.start}"
+    return ""
 
 
 def check_depth(text: bytes, policy: Policy) -> None:

@@ -12,6 +12,7 @@ from dragoman.core.datatypes import FP64, Array, Buffer
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vector_binding import require_finite
+from dragoman.formats.json_document import explain_invalid
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_array, read_with_simdjson
 from dragoman.formats.json_scan import check_json, skip_space, split_members
 from dragoman.formats.policy import Policy
@@ -280,7 +281,7 @@ def _parse_lenient(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBr
     try:
         values = parse_json(text)
     except ValueError as error:
-        raise InvalidInput(f"the request is not valid JSON: {error}") from error
+        raise InvalidInput(f"the request is not valid JSON: {explain_invalid(text, error)}") from error
     if not isinstance(values, dict):
         raise InvalidInput(f"the request is not a JSON object: got {_KINDS[type(values)]}")
     if "name" not in values:

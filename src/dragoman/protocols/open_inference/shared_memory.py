@@ -11,6 +11,7 @@ from dragoman.core.callers import Caller
 from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
 from dragoman.formats import grpc_messages as m
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
+from dragoman.formats.json_scan import check_json
 from dragoman.formats.shared_regions import Region, SharedRegions, require_regions
 from dragoman.protocols.open_inference.extensions import authorized_call
 from dragoman.protocols.wire import (
@@ -55,7 +56,7 @@ def routes(policy: Policy) -> list[Route]:
 
     def register_system(http: HttpRequest) -> EngineCall[None, HttpResponse]:
         regions, name = _regions_of(policy, http.caller), http.params["region"]
-        region = _parse_region(http)
+        region = _parse_region(http, policy)
         return _after_authorization(http, partial(_register, regions, name, region), _registering(name, region))
 
     def register_cuda(http: HttpRequest) -> EngineCall[None, HttpResponse]:
@@ -178,9 +179,11 @@ def _unregistering(name: str) -> _Change:
     return "unregister shared memory", {"region": name or "*"}
 
 
-def _parse_region(http: HttpRequest) -> SystemRegion:
+def _parse_region(http: HttpRequest, policy: Policy) -> SystemRegion:
+    body = bytes(http.body)
+    check_json(body, policy)
     try:
-        return _SYSTEM.decode(bytes(http.body))
+        return _SYSTEM.decode(body)
     except PARSER_ERRORS as error:
         raise InvalidInput(f"the request is not valid: {describe_parser_error(error)}") from error
 

@@ -8,6 +8,7 @@ from dragoman.core.calls import (
     MAX_REPLICAS,
     Call,
     Describe,
+    DescribeModels,
     IndexEntry,
     Load,
     ModelDescription,
@@ -32,6 +33,7 @@ from dragoman.protocols.wire import (
     bearer_token,
     json_response,
 )
+from dragoman_text.apis.common.model_ids import text_model_ids
 from dragoman_text.apis.lmi import messages
 
 _HEALTH = {"READY": "Healthy", "LOADING": "PENDING", "UNLOADING": "Unhealthy"}
@@ -96,26 +98,29 @@ def _ping(http: HttpRequest) -> PreliminaryCall[bool]:
     return PreliminaryCall(Request(Ready()), then)
 
 
-def _models(http: HttpRequest) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
+def _models(http: HttpRequest) -> PreliminaryCall[tuple[IndexEntry, ...]]:
     query = _query(http)
     start, limit = (
         _count(query, "next_page_token", 0, messages.MAX_MODELS),
         _count(query, "limit", 1, messages.MAX_LISTED),
     )
 
-    def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
+    def then(states: Response[tuple[IndexEntry, ...]]) -> EngineCall[tuple[ModelDescription, ...], HttpResponse]:
         at = start or 0
         end = at + (limit or messages.MAX_LISTED)
-        entries = response.answer[at:end]
-        # `data` is for clients of OpenAI's API whose base URL lacks /v1.
-        names = dict.fromkeys(e.name for e in entries if e.state == "READY")
-        cards = [{"id": name, "object": "model", "created": 0, "owned_by": "dragoman"} for name in names]
-        value: dict[str, Any] = {"models": [_entry(e) for e in entries], "object": "list", "data": cards}
-        if end < len(response.answer):
+        value: dict[str, Any] = {"models": [_entry(e) for e in states.answer[at:end]], "object": "list"}
+        if end < len(states.answer):
             value["nextPageToken"] = str(end)
-        return json_response(value)
 
-    return EngineCall(Request(States()), reply)
+        def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+            # For clients of OpenAI's API whose base URL lacks /v1: the models of that path, on every page.
+            ids = [id_ for id_, *_ in text_model_ids(response.answer)]
+            cards = [{"id": id_, "object": "model", "created": 0, "owned_by": "dragoman"} for id_ in ids]
+            return json_response({**value, "data": cards})
+
+        return EngineCall(Request(DescribeModels()), reply)
+
+    return PreliminaryCall(Request(States()), then)
 
 
 def _query(http: HttpRequest) -> dict[str, str]:

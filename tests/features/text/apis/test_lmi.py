@@ -664,6 +664,13 @@ class Broken(dragoman.Model):
         raise ValueError("no weights")
 
 
+class NotText(dragoman.Model):
+    placement = "inline"
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        return {}
+
+
 async def test_ping() -> None:
     async with serve() as server:
         response = await server.request("GET", "/ping")
@@ -673,13 +680,25 @@ async def test_ping() -> None:
         assert (response.status, response.json["Broken"]) == (500, {"status": "FAILED"})
 
 
+async def test_models_are_listed_for_openai_as_at_its_own_path() -> None:
+    """Without `/v1` in the base URL of a client; models that are not of language are listed for DJL Serving only."""
+    async with serve(ReverseModel, NotText) as server:
+        listed, cards = [(await server.request("GET", path)).json for path in ("/models?limit=1", "/v1/models")]
+        assert len(listed["models"]) == 1
+        assert [card["id"] for card in listed["data"]] == [card["id"] for card in cards["data"]]
+        assert "NotText" not in {card["id"] for card in listed["data"]}
+
+
 async def test_models_are_unloaded_and_loaded(tmp_path: Path) -> None:
     token = {"authorization": "Bearer open"}
     async with serve(write_model(tmp_path), control_token="open") as server:
         assert (await server.request("GET", "/models")).json == {
             "models": [{"modelName": "custom", "modelUrl": "custom", "status": "READY"}],
             "object": "list",
-            "data": [{"id": "custom", "object": "model", "created": 0, "owned_by": "dragoman"}],
+            "data": [
+                {"id": id_, "object": "model", "created": 0, "owned_by": "dragoman"}
+                for id_ in ("custom", "pirate", "custom:pirate")
+            ],
         }
         assert (await server.request("DELETE", "/models/custom")).status == 401
         unloaded = await server.request("DELETE", "/models/custom", headers=token)

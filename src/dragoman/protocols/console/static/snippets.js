@@ -9,6 +9,7 @@ const NUMPY = {
   BOOL: "bool", UINT8: "uint8", UINT16: "uint16", UINT32: "uint32", UINT64: "uint64", INT8: "int8", INT16: "int16",
   INT32: "int32", INT64: "int64", FP16: "float16", FP32: "float32", FP64: "float64", BYTES: "object",
 };
+const KEY = ' -H "authorization: Bearer $DRAGOMAN_API_KEY"';
 const MAX_WRITTEN = 64; // elements of an example; of a longer one only the shape counts
 
 export const quote = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
@@ -97,7 +98,7 @@ function tensorSnippets({ name, version, model, url, host, hasKey }) {
   const tensors = known.length > 0 ? known : pixels;
   if (tensors.length === 0 && !picture) return [];
   const arrays = tensors.map((tensor) => [tensor, array(tensor)]);
-  const header = hasKey ? ' -H "authorization: Bearer $DRAGOMAN_API_KEY"' : "";
+  const header = hasKey ? KEY : "";
   const [sent, file] = pixels.length > 0 ? [pixels, picture.text] : [tensors, ""];
   const found = sent.length > 0 ? [["curl", curl(word(`${url}${modelPath(name, version)}/infer`), header, sent, file)]] : [];
   found.push(["Terminal", command({ name, version, model, url })]);
@@ -143,20 +144,27 @@ function textSnippets({ name, url, hasKey }) {
     ],
     [
       "curl (text)",
-      `curl ${url}/v1/completions${hasKey ? ' -H "authorization: Bearer $DRAGOMAN_API_KEY"' : ""} -d ` +
+      `curl ${url}/v1/completions${hasKey ? KEY : ""} -d ` +
         quote(JSON.stringify({ model: name, prompt: "Once upon a time", max_tokens: 32 })),
     ],
   ];
 }
 
-function simulatorSnippets({ name, url }) {
-  return [
-    [
-      "umbridge",
-      `import umbridge\n\nmodel = umbridge.HTTPModel("${url}", ${JSON.stringify(name)})\n` +
-        "point = [[1.0] * n for n in model.get_input_sizes()]\nprint(model(point))\n",
-    ],
-  ];
+function simulatorSnippets({ name, url, hasKey, model }) {
+  const input = tensorsOf(model).map(({ data }) => data?.flat(Infinity));
+  const sizes = (model.metadata.outputs ?? []).map(({ shape }) => shape.at(-1));
+  const post = (path, more) => `curl ${word(url + path)}${hasKey ? KEY : ""} -d ${quote(json({ name, input, ...more }))}`;
+  const found = [];
+  if (input.length > 0 && input.every(Boolean)) {
+    const sens = model.support.Gradient && sizes[0] > 0 && sizes[0] <= MAX_WRITTEN && Array(sizes[0]).fill(1);
+    found.push(["curl (UM-Bridge)", post("/Evaluate") + (sens ? `\n${post("/Gradient", { outWrt: 0, inWrt: 0, sens })}` : "")]);
+  }
+  if (!hasKey) found.push([
+    "umbridge",
+    `import umbridge\n\nmodel = umbridge.HTTPModel("${url}", ${JSON.stringify(name)})\n` +
+      "point = [[1.0] * n for n in model.get_input_sizes()]\nprint(model(point))\n",
+  ]);
+  return found;
 }
 
 export function Snippets({ name, version, model }) {
@@ -164,8 +172,8 @@ export function Snippets({ name, version, model }) {
   const context = { name, version, model, url: location.origin + root, host: location.host, hasKey: storedKey() !== "" };
   const found = [
     ...(model.canGenerate ? textSnippets(context) : []),
+    ...(model.support.Evaluate ? simulatorSnippets(context) : []),
     ...tensorSnippets(context),
-    ...(model.support.Evaluate && !context.hasKey ? simulatorSnippets(context) : []),
   ];
   if (found.length === 0) {
     return html`<p class="note">The model does not declare its inputs, so there is no request to show. Its interface:

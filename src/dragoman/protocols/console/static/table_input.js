@@ -106,7 +106,7 @@ export function TableInput({ fields, wrong, onFields, onSeparate }) {
       <button type="button" disabled=${count < 2} onClick=${() => change(({ cells }) => cells.slice(0, -1))}>Remove the last</button>
       <label class="file">CSV with these columns: drop it here, paste it into a cell, or choose a file
         <input type="file" accept=".csv,.tsv,.txt,text/csv" onChange=${(e) => e.target.files.length > 0 && use(e.target.files)} /></label>
-      <button type="button" class="quiet" onClick=${onSeparate}>A field for each input</button></div>
+      <button type="button" onClick=${onSeparate}>A field for each input</button></div>
     ${fields.filter(({ isOptional }) => isOptional).map(({ name, isSent }) => html`<label class="inline"><input type="checkbox" checked=${isSent}
       onChange=${(e) => onFields(fields.map((field) => (field.name === name ? { ...field, isSent: e.target.checked, cells: Array(count).fill("") } : field)))} /> send the optional ${name}</label>`)}
     <p class="note" role="status">${message}</p>
