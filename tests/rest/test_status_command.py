@@ -26,6 +26,7 @@ async def test_models_and_their_states(capsys: pytest.CaptureFixture[str]) -> No
         assert json.loads(capsys.readouterr().out) == {
             "ready": True,
             "models": [{"name": "Doubler", "version": "", "state": "READY", "reason": "", "calls": 0, "workers": []}],
+            "problems": [],
         }
 
 

@@ -135,8 +135,10 @@ class ModelControl:
         self._loads_at_start = loads_all
         on_disk = self._initial_sources()
         for name, source in {**on_disk, **dict(self._registered_sources())}.items():
-            state = source.state()
-            if name in on_disk and not self.saved_models.of(name).url:
+            is_own = name in on_disk and not self.saved_models.of(name).url
+            # The start ends with the error of a model that is served and cannot be read; others are listed with theirs.
+            state = ModelOnDisk(tuple(source.specs()), source.routing) if is_own and loads_all else source.state()
+            if is_own:
                 self.on_disk[name] = state
             self._registry.note_dialects({name: state.specs})
             if state.error:
