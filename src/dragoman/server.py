@@ -204,6 +204,8 @@ class Server:
     async def stop(self, grace_s: float) -> None:
         """Report not ready, finish the calls in flight within `grace_s` seconds, then stop."""
         end_s = time.monotonic() + grace_s
+        if self.worker_port is not None:
+            self.worker_port.begin_stop()
         self._transports.begin_drain()
         if self._kafka is not None:
             self._kafka.begin_drain()

@@ -27,12 +27,16 @@ class DrainOnSignal:
     steps of the main thread, but the system writes the numbers of signals to a pipe at once. Create and start it in the
     main thread.
 
+    link: the present connection, None without one. is_leaving: whether it has been told, or would have been.
     time_limit_s: seconds until this process is ended from outside; None if unknown, then a SLURM job asks SLURM.
     drain_s: how long before that the worker leaves, at most half of the time.
     """
 
-    def __init__(self, link: Link, time_limit_s: float | None, drain_s: float) -> None:
-        self._link = link
+    def __init__(self, time_limit_s: float | None, drain_s: float) -> None:
+        self._link: Link | None = None
+        self.is_leaving = False
+        self._reason = ""
+        self._lock = threading.Lock()
         self._start_s = time.monotonic()
         self._time_limit_s = time_limit_s
         self._drain_s = drain_s
@@ -56,8 +60,21 @@ class DrainOnSignal:
             if not self._wait_for_signal(self._start_s + limit_s - drain_s):
                 reason = f"its time limit is reached in {drain_s:g} s"
         log.info("this worker leaves: %s", reason)
-        with contextlib.suppress(OSError):  # the server is gone
-            self._link.announce(b"".join(encode(FrameKind.DRAIN, 0, reason, serializer=serialize_message)))
+        with self._lock:
+            self.is_leaving, self._reason = True, reason
+            self._announce()
+
+    def use(self, link: Link | None) -> None:
+        """Use another connection from now on."""
+        with self._lock:
+            self._link = link
+            if self.is_leaving:
+                self._announce()
+
+    def _announce(self) -> None:
+        if self._link is not None:
+            with contextlib.suppress(OSError):  # the server is gone
+                self._link.announce(b"".join(encode(FrameKind.DRAIN, 0, self._reason, serializer=serialize_message)))
 
     def _handle(self, _number: int, _frame: object) -> None:
         """Report the signal also if the model has set another descriptor for signals, as asyncio can do."""

@@ -34,7 +34,8 @@ WRONG_SECRET = "the secrets of worker and server differ"  # noqa: S105 (a messag
 class Hello(msgspec.Struct):
     """The first message of a worker. ticket: what the server gave to the command that started it, or "".
 
-    model: the only model that it serves, "" for any. host, pid: for log lines.
+    model: the only model that it serves, "" for any. loaded: the model that it has kept from an earlier connection, or
+    "". host, pid: for log lines.
     """
 
     nonce: bytes
@@ -45,6 +46,7 @@ class Hello(msgspec.Struct):
     protocol: int = PROTOCOL
     python: str = PYTHON
     dragoman: str = __version__
+    loaded: str = ""
 
 
 class Challenge(msgspec.Struct):
@@ -66,12 +68,14 @@ class Welcome(msgspec.Struct):
     """The worker is accepted, unless there is an `error`.
 
     timeout_s: seconds without data after which either side gives the other one up. memory: paths of the memory files,
-    for a worker on the same machine, which then returns the mark in the first.
+    for a worker on the same machine, which then returns the mark in the first. is_kept: whether the next server at this
+    address will expect this worker.
     """
 
     timeout_s: float
     memory: tuple[str, ...] = ()
     error: str = ""
+    is_kept: bool = False
 
 
 class MemoryProof(msgspec.Struct):

@@ -5,6 +5,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import random
 import select
 import signal
 import socket
@@ -12,16 +13,17 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from dragoman.core.errors import InvalidInput, ModelFailed
-from dragoman.core.spec import ModelSpec
+from dragoman.core.spec import LaunchOptions, ModelSpec
+from dragoman.workers.executor import Executor
 from dragoman.workers.frames import HEADER_BYTES, Frame, FrameKind, FrameParser, encode
 from dragoman.workers.shared_blocks import close_files
-from dragoman.workers.worker import release_socket, send_all, serve_model
+from dragoman.workers.worker import announce_loaded, load_model, release_socket, send_all, serve_calls
 from dragoman.workers.worker_messages import serialize_message
 from dragoman_cluster.drain import DrainOnSignal
 from dragoman_cluster.file_cache import DEFAULT_CACHE_BYTES, FileCache, default_folder
@@ -42,12 +44,19 @@ log = logging.getLogger("dragoman.worker")
 _HANDSHAKE_S = 20.0
 _RETRY_S = 0.5
 _MARK_BYTES = 16
+# Between attempts to find the server again: a random part, the half at least, of these.
+_FIRST_REJOIN_S, _MAX_REJOIN_S = 0.1, 2.0
 _PORT_HINT = "; is this the port that --worker-port names?"
+
+_Connection = tuple[socket.socket, Welcome, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinOptions:
-    """Where and how a worker joins. ticket, model: see `Hello`. connect_s: how long to try to connect.
+    """Where and how a worker joins. ticket, model, loaded: see `Hello`. connect_s: how long to try to connect.
+
+    rejoin_s: how long to look for a server that is gone, with the model that is loaded, if that server keeps workers.
+    is_quiet: without a warning about each attempt.
 
     plaintext: without TLS also to other machines.
     tls: with TLS also to this machine.
@@ -63,6 +72,9 @@ class JoinOptions:
     plaintext: bool = False
     tls: bool = False
     connect_s: float = 60.0
+    rejoin_s: float = 0.0
+    loaded: str = ""
+    is_quiet: bool = False
     time_limit_s: float | None = None
     cache: FileCache | None = None
     drain_s: float = 60.0
@@ -82,26 +94,125 @@ def join(options: JoinOptions) -> bool:
 
     Raises JoinError if it does not accept this worker.
     """
-    sock, welcome, memory = _connect(options)
-    link = Link(sock, welcome.timeout_s)
-    link.setblocking(False)
+    connection = _connect(options)
     _set_up_process()
-    DrainOnSignal(link, options.time_limit_s, options.drain_s).start()
-    log.info("joined %s:%d; waiting for a model", options.host, options.port)
-    first = _receive_first(link, welcome.timeout_s)
-    if first is None:
-        link.close()
-        return True
-    os.register_at_fork(after_in_child=partial(release_socket, link))
-    monitor = ServerMonitor(link, welcome.timeout_s)
-    monitor.start()
-    try:
-        prepare = partial(_prepare, link, welcome.timeout_s, options.cache)
-        asyncio.run(serve_model(link, first, memory, has_own_clock=True, prepare=prepare))
-    finally:
-        monitor.stop()
-        link.close()
-    return not monitor.reason
+    drain = DrainOnSignal(options.time_limit_s, options.drain_s)
+    drain.start()
+    return asyncio.run(_Membership(options, drain).run(connection))
+
+
+class _Membership:
+    """A worker in its connections with the server, one after the other, and the model that it keeps between them.
+
+    | state         | it becomes                                                                                   |
+    |---------------|----------------------------------------------------------------------------------------------|
+    | connected     | ended: FAREWELL, the model cannot be loaded or is lost, or it leaves; else disconnected      |
+    | disconnected  | connected: the server, or the next one at its address, has accepted it, within `rejoin_s`;   |
+    |               | else ended                                                                                   |
+
+    Each connection has a channel and jobs of its own, so that no response of one is sent in another.
+    """
+
+    def __init__(self, options: JoinOptions, drain: DrainOnSignal) -> None:
+        self._options, self._drain = options, drain
+        self._link: Link | None = None
+        self._executor: Executor | None = None
+        self._identity: object = None  # of its model, as the server has sent it
+        self._has_ended = False
+        self._rejoin_s = 0.0
+        os.register_at_fork(after_in_child=self._release_link)
+
+    def _release_link(self) -> None:
+        if self._link is not None and self._link.fileno() >= 0:
+            release_socket(self._link)
+
+    async def run(self, connection: "_Connection | None") -> bool:
+        """Serve in this and further connections; return whether the last one was closed, not lost."""
+        reason = ""
+        while connection is not None:
+            reason = await self._serve(*connection)
+            connection = None if self._has_ended else await self._rejoin(reason)
+        if self._executor is not None:
+            await self._executor.close()
+        return not reason
+
+    async def _serve(self, sock: socket.socket, welcome: Welcome, memory: tuple[int, ...]) -> str:
+        """Serve in a connection until it ends; return how it was lost, "" if it was closed."""
+        options, timeout_s = self._options, welcome.timeout_s
+        self._rejoin_s = options.rejoin_s if welcome.is_kept else 0.0
+        link = self._link = Link(sock, timeout_s)
+        link.setblocking(False)
+        self._drain.use(link)
+        log.info("joined %s:%d; waiting for a model", options.host, options.port)
+        monitor = None
+        try:
+            first = await asyncio.to_thread(_receive_first, link, timeout_s)
+            if first is None or first.kind == FrameKind.FAREWELL:
+                self._has_ended = first is not None
+                return ""
+            monitor = ServerMonitor(link, timeout_s, self._rejoin_s)
+            monitor.start()
+            executor = await self._load(link, first, timeout_s)
+            if executor is None:
+                self._has_ended = True
+            else:
+                await serve_calls(link, executor, memory, has_own_clock=True, on_frame=self._handle_frame)
+                executor.unavailable()
+                self._has_ended = self._has_ended or executor.is_lost
+        except JoinError as error:
+            return error.message
+        finally:
+            if monitor is not None:
+                monitor.stop()
+            self._drain.use(None)
+            link.close()
+        return monitor.reason
+
+    def _handle_frame(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.FAREWELL:
+            self._has_ended = True
+
+    async def _load(self, link: Link, first: Frame, timeout_s: float) -> Executor | None:
+        """Return the model that the server has sent: the one that is loaded if it is the same, with equal files."""
+        found = first.value()
+        identity = _identity(found) if isinstance(found, ModelSpec) else None
+        if self._executor is not None and identity == self._identity:
+            log.info("the model is kept: model=%s", self._executor.name)
+            announce_loaded(link, self._executor)
+            return self._executor
+        if self._executor is not None:
+            log.info("the server has another model, or other files or settings of it, which is loaded now")
+            await self._executor.close()
+        prepare = partial(_prepare, link, timeout_s, self._options.cache)
+        self._executor = await load_model(link, first, has_own_clock=True, prepare=prepare)
+        self._identity = identity
+        return self._executor
+
+    async def _rejoin(self, reason: str) -> "_Connection | None":
+        """Return a new connection; None if there is none within `rejoin_s`, or if this worker leaves."""
+        end_s, delay_s = time.monotonic() + self._rejoin_s, _FIRST_REJOIN_S
+        options = replace(
+            self._options, connect_s=0.0, is_quiet=True, loaded=self._executor.name if self._executor else ""
+        )
+        if self._rejoin_s and not self._drain.is_leaving:
+            log.warning("%s; looking for it for %g s", reason or "the server has closed the connection", self._rejoin_s)
+        while not self._drain.is_leaving and time.monotonic() < end_s:
+            await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all come at once
+            delay_s = min(2 * delay_s, _MAX_REJOIN_S)
+            try:
+                return await asyncio.to_thread(_connect, options)
+            except JoinError as error:
+                if not isinstance(error.__cause__, OSError | NoHandshake):  # it was refused
+                    raise
+        return None
+
+
+def _identity(spec: ModelSpec) -> object:
+    """Return the settings and the hashes of files that must be equal for a model to be the same, without the settings
+    that only the server uses.
+    """
+    launch = None if spec.launch is None else LaunchOptions(files=spec.launch.files)
+    return replace(spec, placement="process", replicas=1, launch=launch), spec.contents
 
 
 def _prepare(link: Link, timeout_s: float, cache: FileCache | None, spec: ModelSpec) -> ModelSpec:
@@ -133,7 +244,7 @@ def _download(link: Link, timeout_s: float, spec: ModelSpec, numbers: Sequence[i
             yield number, block
 
 
-def _connect(options: JoinOptions) -> tuple[socket.socket, Welcome, tuple[int, ...]]:
+def _connect(options: JoinOptions) -> _Connection:
     """Return a connection after the handshake, and the server's memory files. Retries until the server listens."""
     end_s, reason = time.monotonic() + options.connect_s, ""
     address = f"{options.host}:{options.port}"
@@ -145,7 +256,7 @@ def _connect(options: JoinOptions) -> tuple[socket.socket, Welcome, tuple[int, .
             left_s = end_s - time.monotonic()
             if left_s < _RETRY_S:
                 raise JoinError(f"cannot connect to {address} within {options.connect_s:g} s: {error}") from error
-            if str(error) != reason:  # each reason once
+            if str(error) != reason and not options.is_quiet:  # each reason once
                 reason = str(error)
                 log.warning("cannot reach %s (%s); trying again for %.0f s", address, error.strerror or error, left_s)
             time.sleep(_RETRY_S)
@@ -160,7 +271,7 @@ def _connect(options: JoinOptions) -> tuple[socket.socket, Welcome, tuple[int, .
         raise JoinError(f"{address} did not accept this worker: {error}{hint}") from error
 
 
-def _shake_hands(sock: socket.socket, options: JoinOptions) -> tuple[socket.socket, Welcome, tuple[int, ...]]:
+def _shake_hands(sock: socket.socket, options: JoinOptions) -> _Connection:
     is_local = sock.getpeername()[0] == sock.getsockname()[0]
     if options.tls or not (options.plaintext or is_local):
         # The proof covers the certificate, so it needs no authority that has signed it.
@@ -169,7 +280,9 @@ def _shake_hands(sock: socket.socket, options: JoinOptions) -> tuple[socket.sock
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         sock = context.wrap_socket(sock)
     conversation = Conversation(sock, time.monotonic() + _HANDSHAKE_S, certificate_of(sock))
-    hello = Hello(os.urandom(32), options.ticket, options.model, socket.gethostname(), os.getpid())
+    hello = Hello(
+        os.urandom(32), options.ticket, options.model, socket.gethostname(), os.getpid(), loaded=options.loaded
+    )
     welcome = authenticate_server(conversation, options.secret, hello)
     memory, mark = _open_memory(welcome.memory)
     conversation.send(MemoryProof(mark))

@@ -165,13 +165,16 @@ class Link:
 class ServerMonitor:
     """Sends the heartbeats of a worker, and ends this process soon after its server has gone or is silent.
 
-    It has a thread, because the event loop may be busy with the model for long.
+    It has a thread, because the event loop may be busy with the model for long. closing_s: how long the event loop may
+    be busy after that.
     reason: how the server was lost; "" if it has closed the connection.
     """
 
-    def __init__(self, link: Link, timeout_s: float) -> None:
+    def __init__(self, link: Link, timeout_s: float, closing_s: float = 0.0) -> None:
         self._link = link
         self._timeout_s = timeout_s
+        self._is_kept = closing_s > 0
+        self._closing_s = max(_CLOSING_S, closing_s)
         self._stopped = threading.Event()
         self.reason = ""
 
@@ -191,7 +194,8 @@ class ServerMonitor:
             except OSError as error:
                 self.reason = f"the connection to the server is lost: {error}"
         if self.reason and not self._stopped.is_set():
-            log.error("%s; this worker ends", self.reason)
+            log.error("%s%s", self.reason, "" if self._is_kept else "; this worker ends")
             self._link.shutdown()  # the event loop sees the end of the connection then
-        if not self._stopped.wait(_CLOSING_S):
+        if not self._stopped.wait(self._closing_s):
+            log.error("this worker ends: it still computes a call of a server that is gone")
             os._exit(1 if self.reason else 0)

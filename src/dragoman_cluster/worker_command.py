@@ -16,9 +16,9 @@ The server is started with --worker-port, and both have the same secret of 20 ch
 --secret-file and --worker-secret-file name, or in the variable {SECRET_VARIABLE}. Python and Dragoman have the same
 versions on both sides. The model's files have the same paths, unless the server sends them (placement.files).
 
-The connection uses TLS unless the server is on this machine. The worker ends when the server unloads the model, ends,
-or cannot be reached any more. On SIGTERM, and before its time limit, it gets no further calls, and ends after those
-that it has.
+The connection uses TLS unless the server is on this machine. The worker ends when the server unloads the model. If the
+server ends or cannot be reached any more, it looks for it for --rejoin-s seconds and keeps its model loaded. On
+SIGTERM, and before its time limit, it gets no further calls, and ends after those that it has.
 
 examples:
   dragoman worker --join 10.0.0.1:7070 --secret-file ~/.dragoman-secret
@@ -40,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     encryption.add_argument("--tls", action="store_true", help="TLS also to a server on this machine")
     parser.add_argument(
         "--connect-timeout-s", metavar="S", type=float, default=60.0, help="how long to try to connect (default: 60)"
+    )
+    parser.add_argument(
+        "--rejoin-s",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="how long to look for a server that is gone, with the model loaded; 0: not at all (default: 60)",
     )
     parser.add_argument(
         "--time-limit-s",
@@ -88,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         plaintext=arguments.plaintext,
         tls=arguments.tls,
         connect_s=arguments.connect_timeout_s,
+        rejoin_s=arguments.rejoin_s,
         time_limit_s=arguments.time_limit_s,
         drain_s=arguments.drain_s,
         cache=FileCache(Path(arguments.cache_dir or default_folder()), int(arguments.cache_gib * 2**30)),

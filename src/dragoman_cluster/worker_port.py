@@ -46,6 +46,8 @@ _CONCURRENT_HANDSHAKES = 16
 _CONCURRENT_OF_ADDRESS = 12
 _MAX_WAITING = 256
 _BACKLOG = 128
+# How long a worker that has kept a model waits for that model to be loaded, before others get it.
+_RESERVED_S = 10.0
 # Warnings about clients that are not accepted, in a minute.
 _MAX_WARNINGS = 5
 _WARNINGS_S = 60.0
@@ -98,6 +100,7 @@ class JoinedWorker:
     """A worker process that has joined this server, as a `WorkerProcess`.
 
     link, memory: its connection, and the files of the memory that both map, or None on different machines.
+    port: knows whether the server stops, after which workers look for the next one.
     end_starter: ends the job or command that has started it, within some seconds, and returns how that ended; None if
     the server has not started it.
     """
@@ -105,11 +108,16 @@ class JoinedWorker:
     has_own_clock = True
     was_killed_by_system = False
 
-    def __init__(self, link: Link, hello: Hello, memory: tuple[int, int] | None, timeout_s: float) -> None:
+    def __init__(
+        self, link: Link, hello: Hello, memory: tuple[int, int] | None, timeout_s: float, port: "WorkerPort"
+    ) -> None:
+        self._port = port
         self.socket = link
         self.memory = memory
         self.model = hello.model
+        self.loaded = hello.loaded
         self.ticket = hello.ticket
+        self.joined_s = time.monotonic()
         self.host = hello.host[:64]
         self.closed = asyncio.Event()
         self.exited = asyncio.Event()
@@ -120,8 +128,17 @@ class JoinedWorker:
         self._where = f"worker process {hello.pid} on {self.host!r}"
 
     @property
+    def needs_farewell(self) -> bool:
+        return not self._port.keeps_workers
+
+    @property
     def description(self) -> str:
         return self._where
+
+    def suits(self, model: str) -> bool:
+        """Return whether it may serve a model: with another one loaded, only some time after it has joined."""
+        is_free = self.loaded in ("", model) or time.monotonic() - self.joined_s >= _RESERVED_S
+        return self.model in ("", model) and is_free
 
     def is_stopped(self) -> bool:
         """Return whether heartbeats are missing."""
@@ -211,6 +228,7 @@ class WorkerPort:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._warned: deque[float] = deque(maxlen=_MAX_WARNINGS)  # when
         self._stopped = threading.Event()
+        self.keeps_workers = False  # the server stops, and its workers are for the next one
         self.start_failures: dict[str, str] = {}  # why the last worker of a model could not be started
         self.last_rejection = ""  # address and reason of the last worker that was not accepted since one was
 
@@ -237,8 +255,12 @@ class WorkerPort:
         self._accepting = asyncio.create_task(self._accept())
         threading.Thread(target=self._send_heartbeats, name="dragoman-heartbeats", daemon=True).start()
 
+    def begin_stop(self) -> None:
+        """Let workers whose connections are closed from now on look for the next server at this address."""
+        self.keeps_workers = True
+
     async def close(self) -> None:
-        """Close the port and the connections of idle workers, which end then."""
+        """Close the port and the connections of idle workers."""
         self._stopped.set()
         if self._accepting is not None:
             self._accepting.cancel()
@@ -261,11 +283,12 @@ class WorkerPort:
 
     async def take(self, model: str) -> JoinedWorker:
         """Return a worker that has joined, or will, for this model or for any."""
-        for worker in self._idle:
-            if worker.model in ("", model):
-                self._idle.remove(worker)
-                asyncio.get_running_loop().remove_reader(worker.socket.fileno())
-                return worker
+        able = [worker for worker in self._idle if worker.suits(model)]
+        if able:
+            worker = max(able, key=lambda each: each.loaded == model)
+            self._idle.remove(worker)
+            asyncio.get_running_loop().remove_reader(worker.socket.fileno())
+            return worker
         future: asyncio.Future[JoinedWorker] = asyncio.get_running_loop().create_future()
         request = (model, future)
         self._requests.append(request)
@@ -292,12 +315,26 @@ class WorkerPort:
             else:
                 future.set_result(worker)
             return
+        if not self._offer(worker):
+            loop = asyncio.get_running_loop()
+            self._idle.append(worker)
+            loop.add_reader(worker.socket.fileno(), self._drop, worker)  # it sends nothing but EOF
+            if worker.loaded:
+                loop.call_later(_RESERVED_S, self._offer_idle, worker)
+
+    def _offer(self, worker: JoinedWorker) -> bool:
+        """Give a worker to a model that waits for one; return whether there is such a model."""
         for model, future in self._requests:
-            if worker.model in ("", model) and not future.done():
+            if worker.suits(model) and not future.done():
                 future.set_result(worker)
-                return
-        self._idle.append(worker)
-        asyncio.get_running_loop().add_reader(worker.socket.fileno(), self._drop, worker)  # it sends nothing but EOF
+                return True
+        return False
+
+    def _offer_idle(self, worker: JoinedWorker) -> None:
+        """Offer a worker that is still idle to the models for which it would load another one."""
+        if worker in self._idle and self._offer(worker):
+            self._idle.remove(worker)
+            asyncio.get_running_loop().remove_reader(worker.socket.fileno())
 
     def _drop(self, worker: JoinedWorker) -> None:
         if worker in self._idle:
@@ -365,11 +402,11 @@ class WorkerPort:
                 raise self._rejection_error(conversation, "the connection is not encrypted: expected TLS")
             if hello.ticket and hello.ticket not in self._expected:
                 raise self._rejection_error(conversation, "the server does not expect this worker any more")
-            memory = self._share_memory(sock, conversation)
+            memory = self._share_memory(sock, conversation, is_kept=not hello.ticket)
         except BaseException:
             sock.close()
             raise
-        return JoinedWorker(Link(sock, options.timeout_s), hello, memory, options.timeout_s)
+        return JoinedWorker(Link(sock, options.timeout_s), hello, memory, options.timeout_s, self)
 
     def _start_tls(self, sock: socket.socket, deadline_s: float) -> tuple[ssl.SSLSocket, bytes]:
         """Return the encrypted connection and the server's certificate."""
@@ -388,7 +425,9 @@ class WorkerPort:
         conversation.send(Welcome(0.0, error=reason))
         return JoinError(reason)
 
-    def _share_memory(self, sock: socket.socket, conversation: Conversation) -> tuple[int, int] | None:
+    def _share_memory(
+        self, sock: socket.socket, conversation: Conversation, *, is_kept: bool
+    ) -> tuple[int, int] | None:
         """Welcome a worker; return memory files if it has mapped them, which only one on this machine can."""
         is_local = sock.getpeername()[0] == sock.getsockname()[0]
         files = create_arena_files() if is_local else None
@@ -397,7 +436,7 @@ class WorkerPort:
             if files is not None:
                 os.pwrite(files[0], mark, 0)
             paths = tuple(f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in files or ())
-            conversation.send(Welcome(self._options.timeout_s, paths))
+            conversation.send(Welcome(self._options.timeout_s, paths, is_kept=is_kept))
             if conversation.receive(MemoryProof).mark == mark and files is not None:
                 return files
         except BaseException:

@@ -41,6 +41,7 @@ class ChildProcess:
     """
 
     has_own_clock = False
+    needs_farewell = False
     host = ""
 
     def __init__(

@@ -147,7 +147,7 @@ class FrameKind(enum.IntEnum):
     metrics of a process of `--processes` and its response; and HEARTBEAT, between the server and workers that have
     joined it. A worker sends METRICS when those of its model have changed. It sends DRAIN with a reason when it will
     end soon: it completes the calls that it has, and gets no further ones. If its model can never answer again, the
-    reason is a WorkerLost.
+    reason is a WorkerLost. FAREWELL ends a worker that would otherwise look for its server again.
     """
 
     SPEC = 0
@@ -175,6 +175,7 @@ class FrameKind(enum.IntEnum):
     FILE = 22
     COPIES = 23
     REQUESTS = 24
+    FAREWELL = 25
 
 
 class Frame(NamedTuple):

@@ -30,6 +30,10 @@ class WorkerProcess(Protocol):
     exited: asyncio.Event
 
     @property
+    def needs_farewell(self) -> bool:
+        """Whether it would look for the server again at the end of the connection, and must not: FAREWELL says so."""
+
+    @property
     def description(self) -> str:
         """Name of the process in log lines, such as `worker process 4711`."""
 

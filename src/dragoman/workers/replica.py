@@ -241,6 +241,8 @@ class Replica(JobSender):
 
     async def stop(self) -> None:
         """End the process: close its socket, then kill it."""
+        if self._process.needs_farewell:
+            self.channel.send(encode(FrameKind.FAREWELL), now=True)
         self.channel.close()
         self._process.closed.set()
         await asyncio.wait({self._waiting})

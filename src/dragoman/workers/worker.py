@@ -80,6 +80,16 @@ async def serve_model(
     has_own_clock: whether deadlines arrive as seconds left, because the server's clock is another one.
     prepare: returns the spec of this machine for that of the server.
     """
+    executor = await load_model(sock, first, has_own_clock=has_own_clock, prepare=prepare)
+    if executor is not None:
+        await serve_calls(sock, executor, memory, has_own_clock=has_own_clock)
+        await executor.close()
+
+
+async def load_model(
+    sock: Any, first: Frame, *, has_own_clock: bool, prepare: Callable[[ModelSpec], ModelSpec]
+) -> Executor | None:
+    """Load the model of the first frame and say so; None if it cannot be loaded, which is said too."""
     send = partial(send_all, sock)
     pid = os.getpid()
     steps = _StepSender(send)
@@ -95,7 +105,7 @@ async def serve_model(
         loaded = _encode_loaded(executor)
     except WrongPlacement as wrong:
         send(_encode_message(FrameKind.WRONG_PLACEMENT, wrong.placement))
-        return
+        return None
     except BaseException as error:
         if is_interruption(error):
             raise
@@ -103,15 +113,34 @@ async def serve_model(
         if has_own_clock:  # its log is not the server's
             log.error("%s", public.message)
         send(_encode_message(FrameKind.ERROR, public))
-        return
+        return None
     send(loaded)
+    return executor
+
+
+def announce_loaded(sock: Any, executor: Executor) -> None:
+    """Say that the model is loaded, as `load_model` does, of one that is kept from an earlier connection."""
+    send_all(sock, _encode_loaded(executor))
+
+
+async def serve_calls(
+    sock: Any,
+    executor: Executor,
+    memory: Sequence[int],
+    *,
+    has_own_clock: bool = False,
+    on_frame: Callable[[Frame], None] | None = None,
+) -> None:
+    """Compute calls until the other end closes the socket. on_frame: see `Worker`.
+
+    Calls belong to the connection: the response of one that still runs at its end is dropped.
+    """
     files = (memory[1], memory[0]) if memory else None
-    worker = Worker(executor, sock, files, executor.loaded.concurrent, has_own_clock=has_own_clock)
+    worker = Worker(executor, sock, files, executor.loaded.concurrent, on_frame, has_own_clock=has_own_clock)
     measuring = asyncio.create_task(_send_measurements(worker, executor)) if executor.has_measurements else None
     await worker.serve()
     if measuring is not None:
         measuring.cancel()
-    await executor.close()
 
 
 async def _send_measurements(worker: "Worker", executor: Executor) -> None:

@@ -37,7 +37,7 @@ from workers.test_workers_frames import every_tensor
 from workers.workers_harness import MODELS, call, first_value, make_request, print_outcomes, spec_of, wait_until
 
 SECRET = "the secret of the tests"
-WORKER = f"{sys.executable} -m dragoman worker"
+WORKER = f"{sys.executable} -m dragoman worker --rejoin-s 0"
 JOIN = f"{WORKER} --join {{address}}"
 # Long enough for a busy machine, and for tests that do not wait for it.
 LONG_S = 60.0
@@ -72,7 +72,19 @@ def start_worker(address: str, *arguments: str, secret: str = SECRET, code: str 
     """Start a worker; `code` runs in it first."""
     start = f"{code}\nimport sys; from dragoman.cli import main; sys.exit(main(sys.argv[1:]))"
     return subprocess.Popen(
-        [sys.executable, "-c", start, "worker", "--join", address, "--connect-timeout-s", "20", *arguments],
+        [
+            sys.executable,
+            "-c",
+            start,
+            "worker",
+            "--join",
+            address,
+            "--connect-timeout-s",
+            "20",
+            "--rejoin-s",
+            "0",
+            *arguments,
+        ],
         stderr=subprocess.PIPE,
         env={**os.environ, "DRAGOMAN_WORKER_SECRET": secret},
     )
