@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.options import split_list
+from dragoman.core.options import RENAMED, split_list
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.state_store import StateStore
 from dragoman.core.vectors import find_vector_function
@@ -132,7 +132,7 @@ def _server_tables(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _check_table(table: Mapping[str, Any], file: str) -> None:
     """Raise InvalidInput naming the file if it has an invalid setting, or one that files beside models cannot set."""
-    for name in table:
+    for name in (RENAMED.get(given, given) for given in table):
         if name in SETTINGS and SETTINGS[name].operator_only:
             flag = f"--{name.replace('_', '-')}"
             raise InvalidInput(

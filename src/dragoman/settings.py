@@ -12,7 +12,17 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.options import KafkaOptions, ModelOptions, Option, WorkerOptions, options, suggestion, values
+from dragoman.core.options import (
+    RENAMED,
+    KafkaOptions,
+    ModelOptions,
+    Option,
+    WorkerOptions,
+    current_name,
+    options,
+    suggestion,
+    values,
+)
 
 PREFIX = "DRAGOMAN_"
 
@@ -548,11 +558,12 @@ SETTINGS: Mapping[str, Option] = MappingProxyType(
 def parse_settings(*layers: Mapping[str, Any]) -> Settings:
     """Return settings from layers of raw values, of which later ones override earlier ones.
 
-    Raises InvalidInput that names an unknown key or an invalid value.
+    Raises InvalidInput that names an unknown key or an invalid value. Old names are accepted with a FutureWarning.
     """
     parsed: dict[str, Any] = {}
     for layer in layers:
-        for name, raw in layer.items():
+        for given, raw in layer.items():
+            name = current_name(given, layer)
             if name not in SETTINGS:
                 raise InvalidInput(f"unknown setting '{name}'{suggestion(name, SETTINGS)}")
             parsed[name] = SETTINGS[name].parse(raw)
@@ -573,7 +584,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
             continue
         if key.endswith("PORT") and _SERVICE_URL.fullmatch(value):
             continue
-        if key.lower() not in SETTINGS:
+        if key.lower() not in SETTINGS and key.lower() not in RENAMED:
             known = [f"{PREFIX}{name.upper()}" for name in SETTINGS]
             raise InvalidInput(f"unknown environment variable '{variable}'{suggestion(variable, known)}")
         fields[key.lower()] = value

@@ -10,7 +10,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dragoman.core.options import Option, suggestion
+from msgspec import structs
+
+from dragoman.core.options import RENAMED, Option, suggestion
 from dragoman.settings import GROUPS, PREFIX, SETTINGS
 
 _USAGE = "dragoman serve [options] [PATH ...]"
@@ -54,6 +56,9 @@ def add_arguments(parser: Any) -> None:
     for option in SETTINGS.values():
         if not option.secret:
             _add_flag(groups[option.group], option)
+    for old, new in RENAMED.items():
+        if new in SETTINGS:
+            _add_flag(parser, structs.replace(SETTINGS[new], name=old, help=argparse.SUPPRESS))
 
 
 def _add_flag(group: Any, option: Option) -> None:
@@ -183,5 +188,6 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     if any(":" in path and not path.rpartition(":")[0].endswith(".py") for path in arguments.paths):
         sys.path.append(os.getcwd())  # so that `module:object` finds modules of the working directory, after all others
-    flags = {name: value for name, value in vars(arguments).items() if name in SETTINGS and value is not None}
+    names = {*SETTINGS, *RENAMED}
+    flags = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
     return serve(arguments.paths, flags)

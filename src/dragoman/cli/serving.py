@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,8 @@ from dragoman.system.threads import call_in_thread, is_loading
 from dragoman.workers.local import GRACE_S
 from dragoman.workers.pool import Pool
 from dragoman.workers.spare_process import release_spare
+
+log = logging.getLogger("dragoman.server")
 
 Report = Callable[[Server, float], None]  # with the seconds that the start took
 
@@ -120,16 +123,20 @@ def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
     """Return the server that flags, environment and files describe, and prepare this process for it."""
     environment = from_environment(os.environ)
     forget_secrets()  # models in this process, and programs that they start, must not see them
-    is_sagemaker = parse_settings(environment, flags).sagemaker
-    paths = arguments or (sagemaker_paths(os.environ) if is_sagemaker else environment_paths(os.environ))
 
     def read_settings() -> Settings:
         return settings_for(paths, environment, flags)
 
-    settings = read_settings()
+    with warnings.catch_warnings(record=True) as found:  # to be logged in the format of the settings
+        warnings.simplefilter("always", FutureWarning)
+        is_sagemaker = parse_settings(environment, flags).sagemaker
+        paths = arguments or (sagemaker_paths(os.environ) if is_sagemaker else environment_paths(os.environ))
+        settings = read_settings()
     if not paths and not settings.can_add_models:
         raise InvalidInput("nothing to serve; required: PATH, a model file, a folder or module:object")
     logs.set_up(settings.log_format, settings.log_level, logger_levels(settings))
+    for text in dict.fromkeys(str(warning.message) for warning in found):
+        log.warning(text)
     if settings.log_format == "text":  # the table has the reason of each model that cannot be loaded
         logging.getLogger("dragoman.engine").addFilter(lambda record: not hasattr(record, "unloadable"))
     if settings.keep_memory:

@@ -10,7 +10,8 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -126,6 +127,29 @@ class Option(msgspec.Struct, frozen=True):
 
     def _invalid(self, expected: str, raw: Any) -> InvalidInput:
         return InvalidInput(f"setting '{self.name}': expected {expected}, got {raw!r}")
+
+
+# Settings that were renamed since the last release: the old name and the new one. The old one is accepted with a
+# warning for one release, as a flag, a variable, a key of a file and a keyword argument.
+RENAMED: dict[str, str] = {}
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, FutureWarning, stacklevel=4)
+
+
+def current_name(name: str, given: Iterable[str] = (), warn: Callable[[str], None] = _warn) -> str:
+    """Return the name of a setting; for an old name the new one, with a warning.
+
+    given: all names of the same source. Raises InvalidInput if both names are among them.
+    """
+    if name not in RENAMED:
+        return name
+    new = RENAMED[name]
+    if new in given:
+        raise InvalidInput(f"setting '{name}': expected only '{new}', its new name, got both")
+    warn(f"setting '{name}' is called '{new}' now; the next release rejects the old name")
+    return new
 
 
 @functools.cache

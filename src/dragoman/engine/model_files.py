@@ -1,5 +1,6 @@
 """Settings in files next to models: `dragoman.toml`, and those of other servers that features read."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +12,15 @@ from dragoman.core.dialect import OWN, Dialect
 from dragoman.core.documents import parse_toml
 from dragoman.core.errors import InvalidInput
 from dragoman.core.model_files import ModelFiles
-from dragoman.core.options import Option, options, suggestion
+from dragoman.core.options import Option, current_name, options, suggestion
 from dragoman.core.schedule import QueueLimits, ScheduleOptions
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import LaunchOptions, ModelSpec
 from dragoman.engine.version_routing import parse_weights
 from dragoman.settings import SETTINGS
+
+log = logging.getLogger("dragoman.server")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,8 @@ def _parse_table(table: Any, path: Path) -> dict[str, Any]:
         raise InvalidInput(f"{path}: expected a table for a model, got {table!r}")
     settings: dict[str, Any] = {}
     for key, value in table.items():
-        settings |= _parse_setting(key, value, path)
+        name = current_name(key, table, lambda text: log.warning("%s: %s", path, text))
+        settings |= _parse_setting(name, value, path)
     for name, parameters in settings.get("protocols", {}).items():
         if not isinstance(parameters, dict):
             raise InvalidInput(f"{path}: setting 'protocols.{name}': expected a table, got {parameters!r}")
