@@ -62,7 +62,7 @@ def test_an_old_flag_is_accepted_logged_once_and_not_in_the_help(
     assert "queue-length" not in parser.search("all")
     made: list[Settings] = []
     monkeypatch.setattr(serving, "run", lambda server, _on_start: made.append(server.settings))
-    monkeypatch.setattr(serving.logs, "set_up", lambda *_: None)
+    monkeypatch.setattr("dragoman.system.logs.set_up", lambda *_: None)
     model = tmp_path / "model.py"
     model.write_text("def model(x: float) -> float:\n    return x\n")
     arguments: argparse.Namespace = parser.parse_args([f"{model}:model", "--queue-length", "9"])
