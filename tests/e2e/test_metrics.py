@@ -227,21 +227,6 @@ def test_openmetrics_and_text_export_the_same_values(tmp_path: Path) -> None:
     assert [(s.name, s.labels, s.value) for s in plain] == [(s.name, s.labels, s.value) for s in other]
 
 
-def test_the_dashboard_names_only_metrics_that_exist() -> None:
-    """The documentation lists each metric, and tests above compare it with what the server exports."""
-    root = Path(__file__).parents[2]
-    known = {*re.findall(r"`((?:dragoman|process)_\w+)`", (root / "docs" / "metrics.md").read_text())}
-    dashboard = json.loads((root / "examples" / "monitoring" / "grafana-dashboard.json").read_text())
-    named: set[str] = set()
-    for panel in dashboard["panels"]:
-        for target in panel["targets"]:
-            used = {*re.findall(r"\b((?:dragoman|process)_\w+)", target["expr"])}
-            assert used, panel["title"]
-            named |= {re.sub(r"_(bucket|sum|count)$", "", name) for name in used}
-    assert len(named) > 15
-    assert named <= known
-
-
 def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(BATCHED)
     (tmp_path / "secret").write_text("a-secret-of-twenty-characters")
