@@ -172,7 +172,7 @@ class Monitored:
         models = (str(folder / "models"), ReverseModel)
         self.server = dragoman.Server(*models, http_port=0, grpc_port=-1, api_keys=str(self.keys.path))
         self.server.start()
-        self.client = httpx2.Client(base_url=self.server.http_url, headers=dict(bearer(self.key)))
+        self.client = httpx2.Client(base_url=self.server.http_url, headers=dict(bearer(self.key)), timeout=60)
         assert self.client.post("/v2/repository/models/broken/load").status_code == 400
 
     def send(self) -> None:

@@ -41,7 +41,7 @@ class Served(NamedTuple):
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> httpx2.Response:
-        with httpx2.Client(base_url=self.server.http_url) as client:
+        with httpx2.Client(base_url=self.server.http_url, timeout=60) as client:
             return client.request(method, path, json=body, headers=headers)
 
     def infer(self, value: float, headers: dict[str, str] | None = None) -> int:
