@@ -52,6 +52,8 @@ class Server:
         specs = [spec_of_object(m, self.settings) for m in models if not isinstance(m, str | Path)]
         self.worker_port = make_worker_port(self.settings)
         self.engine = make_engine(paths, specs, self.settings, worker_port=self.worker_port)
+        if self.worker_port is not None:
+            self.worker_port.use_store(self.engine.store)
         self._transports = _make_transports(self.engine, self.settings)
         self._kafka = make_kafka_input(self.engine, self.settings)
         self._thread: event_loop.LoopThread | None = None

@@ -17,8 +17,11 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
+import msgspec
+
 from dragoman.core.errors import InvalidInput
 from dragoman.core.foreign_code import is_interruption
+from dragoman.core.state_store import StateStore, StateTable
 from dragoman.settings import Settings
 from dragoman.system.sockets import listening_socket
 from dragoman.workers.shared_blocks import close_files, create_arena_files
@@ -48,6 +51,8 @@ _MAX_WAITING = 256
 _BACKLOG = 128
 # How long a worker that has kept a model waits for that model to be loaded, before others get it.
 _RESERVED_S = 10.0
+# How long the jobs of an earlier server are expected, before their workers are refused.
+_UNCLAIMED_S = 120.0
 # Warnings about clients that are not accepted, in a minute.
 _MAX_WARNINGS = 5
 _WARNINGS_S = 60.0
@@ -100,6 +105,7 @@ class JoinedWorker:
     """A worker process that has joined this server, as a `WorkerProcess`.
 
     link, memory: its connection, and the files of the memory that both map, or None on different machines.
+    is_job_kept: whether what has started it stays when the server stops.
     port: knows whether the server stops, after which workers look for the next one.
     end_starter: ends the job or command that has started it, within some seconds, and returns how that ended; None if
     the server has not started it.
@@ -123,6 +129,7 @@ class JoinedWorker:
         self.exited = asyncio.Event()
         self.exit_reason = "its connection was closed"
         self.end_starter: Callable[[float], Awaitable[str]] | None = None
+        self.is_job_kept = False
         self._link = link
         self._timeout_s = timeout_s
         self._where = f"worker process {hello.pid} on {self.host!r}"
@@ -164,7 +171,7 @@ class JoinedWorker:
 
     async def _end_starter(self, grace_s: float) -> None:
         """End the job or command that has started it, by code of a launcher."""
-        if self.end_starter is None:
+        if self.end_starter is None or (self._port.keeps_workers and self.is_job_kept):
             return
         try:
             self.exit_reason += f"; {await self.end_starter(grace_s)}"
@@ -212,6 +219,14 @@ class WorkerPortOptions:
             )
 
 
+class KeptJob(msgspec.Struct, frozen=True):
+    """A job that runs the worker of a ticket, in the state store. launcher: what calls it a job, as `SLURM job`."""
+
+    model: str
+    launcher: str
+    job: str
+
+
 class WorkerPort:
     """Listens for workers and gives each that has proved the secret to a model that waits for one."""
 
@@ -230,6 +245,10 @@ class WorkerPort:
         self._stopped = threading.Event()
         self.keeps_workers = False  # the server stops, and its workers are for the next one
         self.start_failures: dict[str, str] = {}  # why the last worker of a model could not be started
+        self._jobs: StateTable | None = None
+        self._kept: dict[str, KeptJob] = {}  # by ticket: of an earlier server, and not adopted yet
+        self._noted: set[str] = set()  # tickets of jobs that the next server will know
+        self._returned: dict[str, JoinedWorker] = {}  # by ticket: workers of kept jobs
         self.last_rejection = ""  # address and reason of the last worker that was not accepted since one was
 
     @property
@@ -254,6 +273,8 @@ class WorkerPort:
         self._socket.setblocking(False)
         self._accepting = asyncio.create_task(self._accept())
         threading.Thread(target=self._send_heartbeats, name="dragoman-heartbeats", daemon=True).start()
+        if self._kept:
+            asyncio.get_running_loop().call_later(_UNCLAIMED_S, self._release_unclaimed)
 
     def begin_stop(self) -> None:
         """Let workers whose connections are closed from now on look for the next server at this address."""
@@ -268,7 +289,7 @@ class WorkerPort:
         self._clients.close()
         if self._socket is not None:
             self._socket.close()
-        for worker in [*self._idle]:
+        for worker in [*self._idle, *self._returned.values()]:
             self._drop(worker)
         self._threads.shutdown(wait=False)
 
@@ -298,19 +319,62 @@ class WorkerPort:
             with contextlib.suppress(ValueError):
                 self._requests.remove(request)
 
-    def expect(self) -> tuple[str, asyncio.Future[JoinedWorker]]:
-        """Return a ticket for a worker, and the future that has it once it has joined."""
-        ticket = secrets.token_hex(8)
+    def expect(self, ticket: str = "") -> tuple[str, asyncio.Future[JoinedWorker]]:
+        """Return a ticket for a worker, a new one by default, and the future that has it once it has joined."""
+        ticket = ticket or secrets.token_hex(8)
         future = self._expected[ticket] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda _future: self._expected.pop(ticket, None))
         return ticket, future
+
+    def use_store(self, store: StateStore) -> None:
+        """Keep the jobs of workers in a store, and expect those that an earlier server has started."""
+        self._jobs = store.table("jobs")
+        self._kept = {ticket: job for (_, ticket), job in self._jobs.read(KeptJob).items()}
+        self._jobs = self._jobs if store.is_writable else None
+
+    def _release_unclaimed(self) -> None:
+        """Let jobs of an earlier server end that no model has adopted: their workers are refused from now on."""
+        for ticket, kept in [*self._kept.items()]:
+            log.warning("%s %s of model '%s' is not needed any more", kept.launcher, kept.job, kept.model)
+            del self._kept[ticket]
+            self.forget_job(ticket)
+            if (worker := self._returned.pop(ticket, None)) is not None:
+                self._drop(worker)
+
+    def note_job(self, ticket: str, job: KeptJob) -> None:
+        """Let the next server adopt a job."""
+        if self._jobs is not None:
+            self._jobs.put(ticket, job)
+            self._noted.add(ticket)
+
+    def forget_job(self, ticket: str) -> None:
+        """Forget a job that has ended."""
+        self._noted.discard(ticket)
+        if self._jobs is not None:
+            self._jobs.delete(ticket)
+
+    def adopt(self, model: str, launcher: str) -> tuple[str, str, asyncio.Future[JoinedWorker]] | None:
+        """Return the ticket and the id of a job that an earlier server has started for a model, and the future that
+        has its worker once it has joined again; None if there is none.
+        """
+        for ticket, kept in self._kept.items():
+            if (kept.model, kept.launcher) == (model, launcher):
+                _, future = self.expect(ticket)
+                del self._kept[ticket]
+                self._noted.add(ticket)
+                if (worker := self._returned.pop(ticket, None)) is not None:
+                    future.set_result(worker)
+                return ticket, kept.job, future
+        return None
 
     def _assign(self, worker: JoinedWorker) -> None:
         """Give a new worker to the model that waits for it, or keep it idle."""
         self._links.add(worker.socket)
         if worker.ticket:
             future = self._expected.get(worker.ticket)
-            if future is None:  # the model was unloaded meanwhile
+            if future is None and worker.ticket in self._kept:
+                self._returned[worker.ticket] = worker
+            elif future is None:  # the model was unloaded meanwhile
                 self._drop(worker)
             else:
                 future.set_result(worker)
@@ -400,9 +464,10 @@ class WorkerPort:
             hello = authenticate_worker(conversation, options.secret)
             if not (certificate or options.allow_plaintext or is_loopback(host)):
                 raise self._rejection_error(conversation, "the connection is not encrypted: expected TLS")
-            if hello.ticket and hello.ticket not in self._expected:
+            if hello.ticket and hello.ticket not in self._expected and hello.ticket not in self._kept:
                 raise self._rejection_error(conversation, "the server does not expect this worker any more")
-            memory = self._share_memory(sock, conversation, is_kept=not hello.ticket)
+            is_kept = not hello.ticket or hello.ticket in self._noted or hello.ticket in self._kept
+            memory = self._share_memory(sock, conversation, is_kept=is_kept)
         except BaseException:
             sock.close()
             raise

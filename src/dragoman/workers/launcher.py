@@ -72,7 +72,9 @@ class Launcher(Protocol):
         """Names the workers while they have not started, in the reason why a model is not ready."""
 
     async def launch(self) -> WorkerProcess:
-        """Return a new process that is connected. Raises ModelFailed, then nothing is left running."""
+        """Return a new process that is connected. Raises ModelFailed, NotReady or StartDelayed, then nothing is left
+        running.
+        """
 
 
 class LocalLauncher:

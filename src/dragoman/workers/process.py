@@ -398,7 +398,8 @@ class ProcessPool(JobRunner):
                 self._spec.cancel_grace_s,
             )
         else:
-            log.error("model '%s': %s died (%s)", self._spec.name, replica.description, replica.exit_reason)
+            event = "is lost" if replica.is_remote else "died"
+            log.error("model '%s': %s %s (%s)", self._spec.name, replica.description, event, replica.exit_reason)
         self._exits += 1
         held = list(replica.held.values())
         started = held if self._concurrent else held[:1]

@@ -164,6 +164,11 @@ class Replica(JobSender):
         return self.state is LEFT or self.state is KILLED
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it may live on when its connection ends."""
+        return self._has_own_clock
+
+    @property
     def description(self) -> str:
         """Names the process in log lines."""
         return self._process.description

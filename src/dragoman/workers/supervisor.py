@@ -2,7 +2,8 @@
 
 a slot is  its process                                  and becomes
 free       is not wanted                                starting (`add`)
-starting   is being started, or will be after a delay   running; failed; free (`cancel_starts`)
+starting   is being started, or will be after a delay   running; failed; free (`cancel_starts`); itself, if the
+                                                         start is delayed by others (`StartDelayed`)
 failed     as starting, and the last attempt failed     running; abandoned after too many crashes; free
 running    runs                                         starting or abandoned (it exits); free (`remove`)
 abandoned  is not started again
@@ -31,6 +32,12 @@ _MAX_FAILURES = 3
 # Missed heartbeats after which a process counts as hung. They are counted, not timed: if the server itself was stopped
 # or busy for a long time, only one is missed.
 MAX_MISSED = 5
+
+
+class StartDelayed(NotReady):
+    """A process cannot be started now for a reason that passes: a scheduler that does not answer, for example. Calls
+    wait, and the start is tried again.
+    """
 
 
 class SupervisedProcess(Protocol):
@@ -303,7 +310,7 @@ class Supervisor(Generic[P]):
         return None, delay_s
 
     def _handle_failed_start(self, slot: _Slot, error: DragomanError, delay_s: float) -> None:
-        slot.state = "failed"
+        slot.state = "starting" if isinstance(error, StartDelayed) else "failed"
         self.start_error = error.message
         if not isinstance(error, NotReady):
             self._record_crash(slot, error.message)

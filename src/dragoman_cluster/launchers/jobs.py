@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -12,8 +13,9 @@ from typing import Literal
 
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.core.spec import ModelSpec
+from dragoman.workers.supervisor import StartDelayed
 from dragoman_cluster.launchers import port_and_options, problems
-from dragoman_cluster.worker_port import JoinedWorker
+from dragoman_cluster.worker_port import JoinedWorker, KeptJob
 
 log = logging.getLogger("dragoman.worker")
 
@@ -24,6 +26,14 @@ _MAX_POLL_S = 10.0
 _ENDING_S = 2.0
 # The same for a scheduler that reports only failures.
 _FAILING_S = 0.5
+
+
+# Messages of schedulers after which the same job may be accepted later.
+TEMPORARY = re.compile(
+    r"contact|connect|time.?d?.?out|temporar|try again|submit limit|MaxSubmit|communication|respon|config source|"
+    r"unavailable|GCS",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -37,12 +47,15 @@ class JobState:
 class JobLauncher(ABC):
     """Submits a job for each worker and cancels it when the worker is no longer needed.
 
+    is_adoptable: whether a job stays if the server is killed, and `states` knows it, so that the next server can take
+    it over.
     job_name: what the scheduler calls a job, as `SLURM job`. reports_success: whether `states` reports the end of a job
     without an error. A subclass implements `submit`, `states` and `cancel`.
     """
 
     job_name = ""
     reports_success = True
+    is_adoptable = False
     starts_workers = True
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -87,26 +100,38 @@ class JobLauncher(ABC):
         return f"{reason}{problems(self.port, self.model)}"
 
     async def launch(self) -> JoinedWorker:
-        """Submit a job and wait until its worker has joined, however long that takes.
+        """Submit a job, or adopt one of an earlier server, and wait until its worker has joined, however long that
+        takes.
 
-        Raises ModelFailed if it cannot be submitted, NotReady if it ends before.
+        Raises ModelFailed if it cannot be submitted, StartDelayed if the scheduler does not answer now, NotReady if it
+        ends before.
         """
-        ticket, joined = self.port.expect()
-        job = ""
+        adopted = self.port.adopt(self.model, self.job_name) if self.is_adoptable else None
+        if adopted is not None:
+            ticket, job, joined = adopted
+        else:
+            (ticket, joined), job = self.port.expect(), ""
         try:
-            job = await self._submit(ticket)
+            if job:
+                log.info("model '%s': %s %s of an earlier server is adopted", self.model, self.job_name, job)
+                self._submitted_s, self._states[job] = time.monotonic(), JobState("waiting", "adopted")
+            else:
+                job = await self._submit(ticket)
+                if self.is_adoptable:
+                    self.port.note_job(ticket, KeptJob(self.model, self.job_name, job))
             worker = await self._wait(job, joined)
         except BaseException as error:
             joined.cancel()
             if isinstance(error, DragomanError):
                 self.port.start_failures[self.model] = error.message.removeprefix(self._failure_prefix)
-            if job:
+            if job and not (self.options.keep and self.port.keeps_workers):
+                self.port.forget_job(ticket)
                 await self._give_up(job)
             raise
         finally:
             self._states.pop(job, None)
         self.port.start_failures.pop(self.model, None)
-        worker.end_starter = partial(self._end, job)
+        worker.end_starter, worker.is_job_kept = partial(self._end, job, ticket), self.options.keep
         return worker
 
     @property
@@ -119,6 +144,10 @@ class JobLauncher(ABC):
         submitting = asyncio.ensure_future(self.submit(ticket))
         try:
             job = await asyncio.shield(submitting)
+        except NotReady as error:
+            if TEMPORARY.search(error.message):
+                raise StartDelayed(error.message) from error
+            raise
         except asyncio.CancelledError:
             with suppress(DragomanError):
                 await self._give_up(await submitting)
@@ -155,8 +184,9 @@ class JobLauncher(ABC):
                 if job in self._states:
                     self._states[job] = states.get(job, JobState("ended", "an unknown state"))
 
-    async def _end(self, job: str, grace_s: float) -> str:
+    async def _end(self, job: str, ticket: str, grace_s: float) -> str:
         """Wait until the job of a worker that is gone has ended, or cancel it; return how it ended."""
+        self.port.forget_job(ticket)
         end_s = time.monotonic() + (max(grace_s, _ENDING_S) if self.reports_success else _FAILING_S)
         delay_s = 0.1
         try:

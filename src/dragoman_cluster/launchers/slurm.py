@@ -12,7 +12,7 @@ from typing import Any
 from dragoman.core.errors import ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec
 from dragoman_cluster.launchers import WorkerCommand, worker_environment
-from dragoman_cluster.launchers.jobs import JobLauncher, JobState
+from dragoman_cluster.launchers.jobs import TEMPORARY, JobLauncher, JobState
 
 # The worker takes the place of the job's shell, so that it gets signals of `--signal=B:`, and the model's own `srun`
 # has all resources of the job.
@@ -23,11 +23,6 @@ _WAITING = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED"]
 )
 _RUNNING = frozenset(["RUNNING", "COMPLETING", "SIGNALING", "STOPPED", "RESIZING"])
-# Messages of sbatch after which the same job may be accepted later.
-_TEMPORARY = re.compile(
-    r"contact|connect|timed out|temporar|try again|submit limit|MaxSubmit|communication|not respond|config source",
-    re.IGNORECASE,
-)
 
 
 class SlurmLauncher(JobLauncher):
@@ -38,6 +33,7 @@ class SlurmLauncher(JobLauncher):
     """
 
     job_name = "SLURM job"
+    is_adoptable = True
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -59,7 +55,7 @@ class SlurmLauncher(JobLauncher):
         try:
             answer = await self._run("sbatch", *flags, script=script)
         except NotReady as error:
-            if _TEMPORARY.search(error.message):
+            if TEMPORARY.search(error.message):
                 raise
             raise ModelFailed(error.message) from error
         return answer.strip().partition(";")[0]

@@ -16,6 +16,7 @@ import pytest
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions, ModelSpec
+from dragoman.core.state_store import StateStore
 from dragoman.core.tensor import Tensor
 from dragoman.system.coroutines import complete
 from dragoman.workers.process import ProcessPool
@@ -90,9 +91,13 @@ def workers() -> Iterator[Workers]:
 
 
 @asynccontextmanager
-async def server(port: int = 0, secret: str = SECRET, *, is_restarted: bool = True) -> AsyncIterator[WorkerPort]:
+async def server(
+    port: int = 0, secret: str = SECRET, *, is_restarted: bool = True, store: StateStore | None = None
+) -> AsyncIterator[WorkerPort]:
     """The worker port of a server, which is restarted later, or ends for good with its models."""
     worker_port = WorkerPort(WorkerPortOptions(host="127.0.0.1", port=port, secret=secret.encode(), timeout_s=5.0))
+    if store is not None:
+        worker_port.use_store(store)
     await worker_port.start()
     try:
         yield worker_port

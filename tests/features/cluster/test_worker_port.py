@@ -58,7 +58,7 @@ def server(folder: Path) -> Iterator[ServerProcess]:
 
 def start_worker(server: Any, folder: Path) -> "subprocess.Popen[str]":
     command = ["-m", "dragoman", "worker", "--join", f"127.0.0.1:{server.worker_port}"]
-    secret = ["--secret-file", str(folder / "secret")]
+    secret = ["--secret-file", str(folder / "secret"), "--rejoin-s", "0"]
     (folder / "elsewhere").mkdir(exist_ok=True)
 
     return subprocess.Popen(
