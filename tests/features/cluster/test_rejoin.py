@@ -180,8 +180,19 @@ async def test_workers_return_to_the_models_that_they_have_loaded(tmp_path: Path
         workers.start(port, 2)
         async with served(port, models[0]), served(port, models[1]):
             before = [loads(each) for each in models]
-    for order in (models, models[::-1]):
-        async with server(number) as port, served(port, order[0]), served(port, order[1]):
+    (stopped,) = before[0]
+    os.kill(stopped, signal.SIGSTOP)  # the worker of the other model comes first
+    async with server(number) as port:
+
+        async def serve_first() -> None:
+            async with served(port, models[0]) as pool:
+                assert await ask(pool, 1) == stopped
+
+        serving = asyncio.create_task(serve_first())
+        await wait_until(lambda: port._idle)  # it is not given to the model that waits
+        os.kill(stopped, signal.SIGCONT)
+        await serving
+        async with served(port, models[1]):
             assert [loads(each) for each in models] == before
 
 
