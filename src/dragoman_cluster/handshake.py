@@ -9,6 +9,7 @@ certificate. Messages are MessagePack with their length before them.
 import hashlib
 import hmac
 import platform
+import re
 import secrets
 import socket
 import ssl
@@ -25,6 +26,7 @@ PROTOCOL = 1
 # Minor versions of Python differ in how they serialize values.
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 SECRET_VARIABLE = "DRAGOMAN_WORKER_SECRET"  # noqa: S105 (the name of a variable)
+_RELEASE = re.compile(r"([0-9]+\.[0-9]+)\.([0-9]+)")
 _MIN_SECRET = 20
 _MAX_BYTES = 4096
 _TLS_RECORD = 0x16  # the first byte of a TLS connection; that of a length is 0
@@ -182,14 +184,29 @@ def is_tls(sock: socket.socket, deadline_s: float) -> bool:
 
 
 def version_error(hello: Hello) -> str:
-    """Return why a worker cannot work for this server; "" if it can."""
-    ours = (PROTOCOL, PYTHON, __version__)
-    if (hello.protocol, hello.python, hello.dragoman) == ours:
+    """Return why a worker cannot work for this server; "" if it can.
+
+    Dragoman may differ by one patch release, as it does while a server and its workers are upgraded one by one: what
+    they send each other changes with minor releases only.
+    """
+    if (hello.protocol, hello.python) == (PROTOCOL, PYTHON) and are_compatible(hello.dragoman, __version__):
         return ""
     return (
         f"versions differ: the server runs Dragoman {__version__} on Python {PYTHON}, the worker runs Dragoman "
-        f"{hello.dragoman[:32]} on Python {hello.python[:32]}; both must be equal"
+        f"{hello.dragoman[:32]} on Python {hello.python[:32]}; expected the same version of Python, and the same "
+        "version of Dragoman or the patch release before or after it"
     )
+
+
+def are_compatible(one: str, other: str) -> bool:
+    """Return whether two versions of Dragoman are equal, or neighbouring patch releases of one minor release."""
+    if one == other:
+        return True
+    numbers = [_RELEASE.fullmatch(version[:32]) for version in (one, other)]
+    if None in numbers:
+        return False
+    (first, patch), (second, other_patch) = (each.groups() for each in numbers if each is not None)
+    return first == second and abs(int(patch) - int(other_patch)) <= 1
 
 
 def authenticate_worker(conversation: Conversation, secret: bytes) -> Hello:

@@ -13,8 +13,9 @@ from dragoman_cluster.handshake import SECRET_VARIABLE, JoinError, read_secret
 
 _EPILOG = f"""\
 The server is started with --worker-port, and both have the same secret of 20 characters or more: in a file that
---secret-file and --worker-secret-file name, or in the variable {SECRET_VARIABLE}. Python and Dragoman have the same
-versions on both sides. The model's files have the same paths, unless the server sends them (placement.files).
+--secret-file and --worker-secret-file name, or in the variable {SECRET_VARIABLE}. Python has the same version on both
+sides, Dragoman up to one patch release. The model's files have the same paths, unless the server sends them
+(placement.files).
 
 The connection uses TLS unless the server is on this machine. The worker ends when the server unloads the model. If the
 server ends or cannot be reached any more, it looks for it for --rejoin-s seconds and keeps its model loaded. On

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import dragoman
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions, ModelSpec
@@ -20,6 +21,7 @@ from dragoman.core.state_store import StateStore
 from dragoman.core.tensor import Tensor
 from dragoman.system.coroutines import complete
 from dragoman.workers.process import ProcessPool
+from dragoman_cluster.handshake import are_compatible
 from dragoman_cluster.worker_port import WorkerPort, WorkerPortOptions
 from workers.workers_harness import wait_until
 
@@ -68,8 +70,11 @@ class Workers:
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, port: WorkerPort, count: int = 1, rejoin_s: float = 60.0) -> list[int]:
-        command = [sys.executable, "-m", "dragoman", "worker", "--join", port.address, "--rejoin-s", f"{rejoin_s:g}"]
+    def start(self, port: WorkerPort, count: int = 1, rejoin_s: float = 60.0, code: str = "") -> list[int]:
+        """Return the ids of new workers; `code` runs in them first."""
+        start = f"{code}\nimport sys; from dragoman.cli import main; sys.exit(main(sys.argv[1:]))"
+        arguments = ["worker", "--join", port.address, "--rejoin-s", f"{rejoin_s:g}"]
+        command = [sys.executable, "-c", start, *arguments]
         environment = {**os.environ, "DRAGOMAN_WORKER_SECRET": SECRET}
         started = [subprocess.Popen(command, stderr=subprocess.PIPE, env=environment) for _ in range(count)]
         self.processes += started
@@ -249,3 +254,33 @@ async def test_the_end_of_workers(model: Path, workers: Workers) -> None:
     async with server(number, "another secret, of a stranger") as port:
         ((code, output),) = await workers.end()
         assert (code, "the secrets of worker and server differ" in output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("worker", "server_version", "expected"),
+    [
+        ("0.2.1", "0.2.1", True),
+        ("0.2.1", "0.2.2", True),
+        ("0.2.10", "0.2.9", True),
+        ("0.2.1", "0.2.3", False),
+        ("0.3.1", "0.2.1", False),
+        ("1.2.1", "0.2.1", False),
+        ("0.2.1.dev3", "0.2.1.dev3", True),
+        ("0.2.1.dev3", "0.2.1", False),
+        ("0.2", "0.2.1", False),
+        ("\u0660.2.1", "0.2.1", False),
+        ("", "0.2.1", False),
+    ],
+)
+def test_versions_of_one_patch_release_apart_are_compatible(worker: str, server_version: str, expected: bool) -> None:
+    assert are_compatible(worker, server_version) is expected
+    assert are_compatible(server_version, worker) is expected
+
+
+async def test_a_worker_of_the_next_patch_release_is_accepted(model: Path, workers: Workers) -> None:
+    release, _, patch = dragoman.__version__.rpartition(".")
+    code = f"import dragoman._version as v; v.__version__ = '{release}.{int(patch) + 1}'"
+    async with server() as port:
+        workers.start(port, code=code)
+        async with served(port, model) as pool:
+            assert await ask(pool, 1)
