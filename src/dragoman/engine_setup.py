@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.options import RENAMED, split_list
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.state_store import StateStore
+from dragoman.core.usage import HOOK, MakeMeter, UsageMeter
 from dragoman.core.vectors import find_vector_function
 from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.folder_watch import check_watch
@@ -71,7 +73,16 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         max_records=settings.max_stored_responses,
         saved_weights=SavedWeights(settings.version_weights_file, store),
         store=store,
+        meter=_meter(store) if settings.needs_keys else None,
     )
+
+
+def _meter(store: StateStore) -> UsageMeter | None:
+    """Return what counts the usage of keys, with what it has counted before; None if that feature is not installed."""
+    if not plugins.has(*HOOK):
+        return None
+    make: MakeMeter = plugins.find(*HOOK)
+    return make(store.table("usage"))
 
 
 def load_errors(path: str, environment: Mapping[str, Any], names: list[str] | None = None) -> Iterator[tuple[str, str]]:

@@ -30,9 +30,9 @@ def find(group: str, name: str) -> Any:
     """Return the plug-in `name` of a group.
 
     Groups are `runtimes`, `pools`, `launchers`, `worker_ports`, `protocols`, `protocol_settings`, `derivatives`,
-    `metric_names`, `layers` and `codecs.input`. Plug-ins are entry points of the group `dragoman.<group>`. Ours go
-    before those of other packages, and `name` may be a `module:attribute` instead. Raises ModelFailed if there is none,
-    or if its module cannot be imported.
+    `metric_names`, `layers`, `usage` and `codecs.input`. Plug-ins are entry points of the group `dragoman.<group>`.
+    Ours go before those of other packages, and `name` may be a `module:attribute` instead. Raises ModelFailed if there
+    is none, or if its module cannot be imported.
     """
     entry = hooks.entry(group, name)
     if entry is not None:

@@ -458,7 +458,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     ] = 0.0
 
     protocols: Annotated[str, Option("protocols to serve", PROTOCOLS)] = (
-        "oip_rest,oip_generate,umbridge,lmi,tgi,openai,anthropic,ollama,kserve_v1,oip_grpc,metrics"
+        "oip_rest,oip_generate,umbridge,lmi,tgi,openai,anthropic,ollama,kserve_v1,oip_grpc,metrics,usage"
     )
     server_name: Annotated[str, Option("name of the server in its metadata", PROTOCOLS)] = "dragoman"
     default_model: Annotated[

@@ -455,6 +455,15 @@ ENTRY = f'[[key]]\nname = "a"\nsha256 = "{"0" * 64}"\nroles = ["infer"]\n'
         (ENTRY.replace("0" * 64, "0" * 63), "$.key[0].sha256"),
         (ENTRY + "calls_per_s = -1", "$.key[0].calls_per_s"),
         (ENTRY + "max_concurrent = true", "$.key[0].max_concurrent"),
+        (ENTRY + "tokens_per_minute = 0", "Expected `int` >= 1 - at `$.key[0].tokens_per_minute`"),
+        (ENTRY + "tokens_per_day = 1.5", "$.key[0].tokens_per_day"),
+        (ENTRY + 'priority = ""', "Invalid enum value '' - at `$.key[0].priority`"),
+        (
+            ENTRY + "tokens_per_minute = 11\ntokens_per_day = 10",
+            "key 'a': 'tokens_per_minute' is never reached: expected at most 'tokens_per_day' (10), got 11",
+        ),
+        (ENTRY.replace("infer", "read") + "tokens_per_day = 10", "key 'a': 'tokens_per_day' needs the role 'infer'"),
+        (ENTRY.replace("infer", "read") + 'priority = "low"', "key 'a': 'priority' needs the role 'infer'"),
         (ENTRY + "models = []", "$.key[0].models"),
         (ENTRY + "expires = 2030-01-01T00:00:00", "$.key[0].expires"),
         (ENTRY + ENTRY, "two keys have the name 'a'"),
@@ -578,6 +587,7 @@ async def test_keys_appear_in_no_log_and_no_metric(
 
 def test_the_command_creates_lists_and_deletes_keys(tmp_path: Path) -> None:
     options = ("--roles", "infer", "--models", "a,b", "--calls-per-s", "2.5", "--max-concurrent", "3")
+    options += ("--tokens-per-minute", "500", "--tokens-per-day", "9000", "--priority", "low")
     created = run_command("keys", "create", "ci", *options, "--expires-days", "1", folder=tmp_path)
     key = created.stdout.strip()
     assert created.returncode == 0, created.stderr
@@ -588,7 +598,8 @@ def test_the_command_creates_lists_and_deletes_keys(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     run_command("keys", "create", "all", "--roles", "admin", folder=tmp_path)
     listed = run_command("keys", "list", folder=tmp_path).stdout.splitlines()
-    assert listed[0].startswith("ci  roles=infer  models=a,b  calls_per_s=2.5  max_concurrent=3  expires=20")
+    limits = "calls_per_s=2.5  max_concurrent=3  tokens_per_minute=500  tokens_per_day=9000  priority=low"
+    assert listed[0].startswith(f"ci  roles=infer  models=a,b  {limits}  expires=20")
     assert listed[1] == "all  roles=infer,read,admin"
     again = run_command("keys", "create", "ci", folder=tmp_path)
     assert (again.returncode, "two keys have the name 'ci'" in again.stderr) == (2, True)
@@ -602,6 +613,9 @@ def test_the_command_creates_lists_and_deletes_keys(tmp_path: Path) -> None:
             "models": None,
             "calls_per_s": None,
             "max_concurrent": None,
+            "tokens_per_minute": None,
+            "tokens_per_day": None,
+            "priority": None,
             "expires": None,
         }
     ]

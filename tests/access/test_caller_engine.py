@@ -204,7 +204,7 @@ async def test_another_process_counts_the_calls_of_a_key_with_limits() -> None:
     assert [type(call) for call in found] == [LimitedCall] * 4
     assert found[0].call == INFER
     limits = found[0].limits
-    assert limits == ("ann", MODELS, 2.0, 1, "key:ann")
+    assert limits == ("ann", MODELS, 2.0, 1, "key:ann", 0, 0, "")
     granted = limits.grant()
     assert granted.is_equivalent(grant(MODELS, 2.0, 1))
     assert granted.limiter is not None

@@ -8,7 +8,7 @@ ROLES = {
         "/InputSizes", "/Info", "/ModelInfo", "/OutputSizes", "/info", "/load", "/metrics", "/models",
         "/models/{model}", "/adapters", "/adapters/{adapter}", "/models/{model}/adapters",
         "/models/{model}/adapters/{adapter}", "/models/{model}/info", "/models/{model}/{version}",
-        "/server/metrics", "/v1/models", "/v1/models/{name}", "/v2", "/v2/models", "/v2/models/{model}",
+        "/server/metrics", "/v1/models", "/v1/models/{name}", "/v1/usage", "/v2", "/v2/models", "/v2/models/{model}",
         "/v2/models/stats", "/v2/models/{model}/config", "/v2/models/{model}/stats",
         "/v2/models/{model}/versions/{version}", "/v2/models/{model}/versions/{version}/config",
         "/v2/models/{model}/versions/{version}/stats", "/v2/repository/status", "/version",

@@ -1,15 +1,16 @@
 """Engine for the requests of one caller: in its name, for its models only, within its limits."""
 
+import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 from msgspec import structs
 
 from dragoman.access.grants import EVERYTHING, Grant, Permit
 from dragoman.access.refusals import Refusals
-from dragoman.core.callers import ANYONE
+from dragoman.core.callers import ANYONE, Priority
 from dragoman.core.calls import (
     Authorize,
     Call,
@@ -17,6 +18,8 @@ from dragoman.core.calls import (
     Describe,
     DescribeModels,
     DescribeServer,
+    Embed,
+    Generate,
     Index,
     ListModels,
     Live,
@@ -34,12 +37,17 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import DragomanError, Forbidden, RateLimited
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
+from dragoman.core.scoring import Score
+from dragoman.core.usage import RateLimits, ReadUsage, TokenBudget, UsageMeter
 from dragoman.engine.call_handler import CallHandler
 
 A = TypeVar("A")
 
 _REFUSED = (Forbidden, RateLimited)
-_OPEN = (Live, Ready, MayControl, DescribeServer, SaveRecord, ReadRecord, DeleteRecord)  # records are those of the key
+_OPEN = (  # records and usage are those of the key
+    Live, Ready, MayControl, DescribeServer, SaveRecord, ReadRecord, DeleteRecord, ReadUsage,
+)  # fmt: skip
+_OF_TEXT = (Generate, Embed, Score)
 _OF_ONE_MODEL = (Authorize, KeepLoaded, Load, ScaleModel, Unload)
 # Lists of the server: how the name of a model follows from an element.
 _LISTS: dict[type[Any], Callable[[Any], str]] = {
@@ -60,10 +68,17 @@ class KeyLimits(NamedTuple):
     calls_per_s: float
     max_concurrent: int
     owner: str
+    tokens_per_minute: int = 0
+    tokens_per_day: int = 0
+    priority: Priority = ""
+
+    @classmethod
+    def of(cls, grant: Grant) -> Self:
+        return cls(*(getattr(grant, name) for name in cls._fields))
 
     def grant(self) -> Grant:
         """Return a grant with these limits, for calls whose role has been checked."""
-        return Grant(self.name, EVERYTHING, self.models, self.calls_per_s, self.max_concurrent, owner=self.owner)
+        return Grant(roles=EVERYTHING, **self._asdict())
 
 
 class LimitedCall(msgspec.Struct, ServerCall[Any], frozen=True):
@@ -87,9 +102,14 @@ class CallerEngine:
         self.grant = grant
         self.caller = grant.caller(address)
         self._limiter = None if engine.is_remote else grant.limiter
+        self._budget: TokenBudget | None = None
         self._limits: KeyLimits | None = None
-        if engine.is_remote and grant.limiter is not None:
-            self._limits = KeyLimits(grant.name, grant.models, grant.calls_per_s, grant.max_concurrent, grant.owner)
+        if engine.is_remote and grant.has_limits:
+            self._limits = KeyLimits.of(grant)
+        elif grant.limits_tokens:
+            meter: UsageMeter | None = getattr(engine, "meter", None)
+            assert meter is not None, "keys with limits of tokens are refused without it"
+            self._budget = meter.budget(self.caller, grant.tokens_per_minute, grant.tokens_per_day)
         self.ready = engine.ready
         self.wait_for_change = engine.wait_for_change
 
@@ -106,8 +126,8 @@ class CallerEngine:
         if isinstance(response, Response):
             if permit is not None:
                 permit.release()
-            return self._select(response, name_of)
-        if is_of_model and permit is None:
+            return self._with_limits(request, self._select(response, name_of))
+        if is_of_model and permit is None and self._budget is None:
             return response
         return self._finish(request, response, permit, name_of)
 
@@ -119,9 +139,11 @@ class CallerEngine:
         permit = None
         try:
             permit = self._acquire()
+            is_first = self._limiter is not None or self._budget is not None
             async with aclosing(self._engine.stream(self._restrict(request))) as chunks:
                 async for chunk in chunks:
-                    yield chunk
+                    yield self._with_limits(request, chunk) if is_first else chunk
+                    is_first = False
         except _REFUSED as error:
             self._log(request, error)
             raise
@@ -135,6 +157,8 @@ class CallerEngine:
             self._refusals.add(error, where, self.caller.name, self.caller.address)
 
     def _acquire(self) -> Permit | None:
+        if self._budget is not None:
+            self._budget.check()
         return None if self._limiter is None else self._limiter.acquire()
 
     async def _finish(
@@ -145,7 +169,7 @@ class CallerEngine:
         name_of: Callable[[Any], str] | None,
     ) -> Response[A]:
         try:
-            return self._select(await response, name_of)
+            return self._with_limits(request, self._select(await response, name_of))
         except _REFUSED as error:
             self._log(request, error)
             raise
@@ -161,6 +185,23 @@ class CallerEngine:
         assert isinstance(answer, tuple)
         return structs.replace(response, answer=tuple(each for each in answer if name_of(each) in models))
 
+    def _with_limits(self, request: Request[A], response: Response[A]) -> Response[A]:
+        """Return the response to a call about text with what is left of the key's limits."""
+        if not isinstance(request.call, _OF_TEXT) or (self._limiter is None and self._budget is None):
+            return response
+        limits = RateLimits() if self._limiter is None else self._limiter.limits()
+        if self._budget is not None:
+            of_tokens = self._budget.limits()
+            limits = RateLimits(
+                limits.requests,
+                limits.remaining_requests,
+                limits.reset_requests_s,
+                of_tokens.tokens,
+                of_tokens.remaining_tokens,
+                of_tokens.reset_tokens_s,
+            )
+        return structs.replace(response, limits=limits)
+
     def _restrict(self, request: Request[A]) -> Request[A]:
         """Return the request as the engine gets it."""
         request = self._bind(request)
@@ -175,6 +216,8 @@ class CallerEngine:
         models, caller = self.grant.models, request.caller
         if caller is ANYONE:  # else a server process has set it
             caller = self.caller
+        if isinstance(call, ReadUsage) and "admin" not in self.grant.roles:
+            request = structs.replace(request, call=dataclasses.replace(call, owner=caller.owner))
         if isinstance(call, ConcurrentCalls):
             call = ConcurrentCalls(tuple(map(self._bind, call.requests)))
             return structs.replace(request, call=call, caller=caller)

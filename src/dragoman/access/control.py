@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dragoman import hooks
 from dragoman.access.failures import EXPIRED, FORBIDDEN, FOREIGN, INVALID, MISSING, FailedAttempts
 from dragoman.access.grants import ANONYMOUS, EVERYTHING, Grant
 from dragoman.access.keys import MAX_LENGTH, MIN_LENGTH, digest_of, is_writable_by_everyone, read_keys, single_key
@@ -16,6 +17,7 @@ from dragoman.access.sites import SiteRules, check_control
 from dragoman.access.tokens import TokenVerifier
 from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, NotReady, Unauthorized
 from dragoman.core.metrics import Family
+from dragoman.core.usage import HOOK
 from dragoman.protocols.wire import Role, bearer_token
 
 log = logging.getLogger("dragoman.access")
@@ -115,6 +117,9 @@ class AccessControl:
         if rules.api_key:
             stored.append(single_key(rules.api_key))
         grants = {key.digest: key.grant for key in stored}
+        limited = next((grant.name for grant in grants.values() if grant.limits_tokens), None)
+        if limited is not None and hooks.entry(*HOOK) is None:
+            raise InvalidInput(f"key '{limited}': limits of tokens need the feature dragoman_usage: not installed")
         for digest, grant in grants.items():
             before = self._grants.get(digest)
             if before is not None and before.is_equivalent(grant):

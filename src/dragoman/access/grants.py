@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dragoman.core.callers import Caller
+from dragoman.core.callers import Caller, Priority
 from dragoman.core.errors import RateLimited
+from dragoman.core.usage import RateLimits
 from dragoman.protocols.wire import Role
 
 ROLES: tuple[Role, ...] = ("infer", "read", "admin")
@@ -31,7 +32,7 @@ class CallLimiter:
         """Count a call, which ends when its permit is released. Raises RateLimited."""
         if self._max_concurrent and self._running >= self._max_concurrent:
             limit = f"{self._max_concurrent} concurrent calls"
-            raise RateLimited(f"key '{self._name}' has reached its limit of {limit}", 1.0)
+            raise RateLimited(f"key '{self._name}' has reached its limit of {limit}", 1.0, self.limits())
         if self._calls_per_s:
             now_s = self._clock()
             self._tokens = min(self._burst, self._tokens + (now_s - self._updated_s) * self._calls_per_s)
@@ -39,13 +40,21 @@ class CallLimiter:
             if self._tokens < 1.0:
                 wait_s = (1.0 - self._tokens) / self._calls_per_s
                 limit = f"{self._calls_per_s:g} calls per second"
-                raise RateLimited(f"key '{self._name}' has reached its limit of {limit}", wait_s)
+                raise RateLimited(f"key '{self._name}' has reached its limit of {limit}", wait_s, self.limits())
             self._tokens -= 1.0
         self._running += 1
         return Permit(self)
 
     def release(self) -> None:
         self._running -= 1
+
+    def limits(self) -> RateLimits:
+        """Return how many calls may begin now."""
+        if not self._calls_per_s:
+            return RateLimits()
+        gained = (self._clock() - self._updated_s) * self._calls_per_s
+        left = min(self._burst, self._tokens + gained)
+        return RateLimits(int(self._burst), int(left), (self._burst - left) / self._calls_per_s)
 
 
 class Permit:
@@ -69,7 +78,8 @@ class Permit:
 class Grant:
     """Roles of a caller. `models`: the only models that it may use, or None. `expires_s`: Unix time.
 
-    `calls_per_s` and `max_concurrent` limit its calls to models; 0 is no limit. `owner` owns what its requests leave
+    `calls_per_s`, `max_concurrent` and the tokens limit its calls to models; 0 is no limit. `priority` is its class in
+    queues. `owner` owns what its requests leave
     behind: the same one for all its credentials, "" for all callers without a key.
     """
 
@@ -80,24 +90,38 @@ class Grant:
     max_concurrent: int = 0
     expires_s: float = math.inf
     owner: str = ""
+    tokens_per_minute: int = 0
+    tokens_per_day: int = 0
+    priority: Priority = ""
     limiter: CallLimiter | None = field(init=False, default=None, repr=False)
     is_anonymous: bool = field(init=False, default=False)  # whether its requests need nothing beyond the role
 
     def __post_init__(self) -> None:
         if self.calls_per_s or self.max_concurrent:
             object.__setattr__(self, "limiter", CallLimiter(self.name, self.calls_per_s, self.max_concurrent))
-        is_plain = self.models is None and self.limiter is None
+        is_plain = self.models is None and not self.has_limits and not self.priority
         object.__setattr__(self, "is_anonymous", is_plain and not self.owner)
+
+    @property
+    def limits_tokens(self) -> bool:
+        return bool(self.tokens_per_minute or self.tokens_per_day)
+
+    @property
+    def has_limits(self) -> bool:
+        return self.limiter is not None or self.limits_tokens
 
     def caller(self, address: str = "") -> Caller:
         """Return the caller of requests from a client's address."""
-        return Caller(self.owner, self.name, address)
+        return Caller(self.owner, self.name, address, self.priority)
 
     def is_equivalent(self, other: "Grant | None") -> bool:
         """Return whether another grant allows the same."""
         return other is not None and all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
 
 
-_FIELDS = ("name", "roles", "models", "calls_per_s", "max_concurrent", "expires_s", "owner")
+_FIELDS = (
+    "name", "roles", "models", "calls_per_s", "max_concurrent", "expires_s", "owner", "tokens_per_minute",
+    "tokens_per_day", "priority",
+)  # fmt: skip
 EVERYTHING = frozenset(ROLES)
 ANONYMOUS = Grant("", EVERYTHING)

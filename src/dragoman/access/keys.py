@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -24,7 +24,12 @@ PREFIX = "drg_"
 MIN_LENGTH = 20
 # Longer credentials are rejected before anything is computed from them.
 MAX_LENGTH = 8192
+# Fields that concern calls of models.
+_OF_CALLS = ("tokens_per_minute", "tokens_per_day", "priority")
 _HEADER = "# API keys of Dragoman: `dragoman keys create NAME` adds one. Only hashes are stored.\n"
+
+
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
 
 
 class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,6 +41,9 @@ class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
     models: Annotated[list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)] | None = None
     calls_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     max_concurrent: Annotated[int, msgspec.Meta(ge=0)] = 0
+    tokens_per_minute: _Tokens | None = None
+    tokens_per_day: _Tokens | None = None
+    priority: Literal["low", "normal", "high"] | None = None
     expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
@@ -105,8 +113,26 @@ def parse_keys(text: str) -> list[StoredKey]:
 def _stored_key(entry: "_KeyEntry") -> StoredKey:
     models = None if entry.models is None else frozenset(entry.models)
     expires_s = math.inf if entry.expires is None else entry.expires.timestamp()
-    limits = entry.calls_per_s, entry.max_concurrent, expires_s
-    grant = Grant(entry.name, expand_roles(entry.roles), models, *limits, owner=f"key:{entry.name}")
+    roles = expand_roles(entry.roles)
+    grant = Grant(
+        entry.name,
+        roles,
+        models,
+        entry.calls_per_s,
+        entry.max_concurrent,
+        expires_s,
+        f"key:{entry.name}",
+        entry.tokens_per_minute or 0,
+        entry.tokens_per_day or 0,
+        entry.priority or "",
+    )
+    if 0 < grant.tokens_per_day < grant.tokens_per_minute:
+        raise InvalidInput(
+            f"key '{grant.name}': 'tokens_per_minute' is never reached: expected at most 'tokens_per_day' "
+            f"({grant.tokens_per_day}), got {grant.tokens_per_minute}"
+        )
+    if "infer" not in roles and (names := [name for name in _OF_CALLS if getattr(grant, name)]):
+        raise InvalidInput(f"key '{grant.name}': '{names[0]}' needs the role 'infer', which calls models")
     return StoredKey(bytes.fromhex(entry.sha256), grant)
 
 
@@ -131,6 +157,7 @@ def _format_entry(key: StoredKey) -> str:
         fields["calls_per_s"] = grant.calls_per_s
     if grant.max_concurrent:
         fields["max_concurrent"] = grant.max_concurrent
+    fields |= {name: value for name in _OF_CALLS if (value := getattr(grant, name))}
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     if grant.expires_s != math.inf:
         lines.append(f"expires = {format_time(grant.expires_s)}")

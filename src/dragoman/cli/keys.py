@@ -22,6 +22,7 @@ roles:
 
 examples:
   dragoman keys create notebook --file keys.toml
+  dragoman keys create chat --tokens-per-minute 20000 --tokens-per-day 1000000 --priority low
   dragoman keys create ci --models iris,digits --calls-per-s 20 --max-concurrent 4 --expires-days 90
   dragoman serve models/ --api-keys keys.toml
 
@@ -44,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--models", default="", metavar="MODELS", help="the only models of the key (default: all)")
     add("--calls-per-s", type=float, default=0.0, metavar="X", help="limit of its rate (default: none)")
     add("--max-concurrent", type=int, default=0, metavar="N", help="limit of its concurrent calls (default: none)")
+    add(
+        "--tokens-per-minute", type=int, default=0, metavar="N", help="tokens of prompts and completions (default: any)"
+    )
+    add("--tokens-per-day", type=int, default=0, metavar="N", help="the same in a day, UTC (default: any)")
+    add("--priority", choices=("low", "normal", "high"), default="", help="class in queues (default: none)")
     add("--expires-days", type=float, default=0.0, metavar="X", help="days until it expires (default: never)")
     add("--json", action="store_true", help="print JSON, for programs")
 
@@ -80,6 +86,10 @@ def _create(path: Path, stored: list[StoredKey], arguments: argparse.Namespace) 
         arguments.calls_per_s,
         arguments.max_concurrent,
         expires_s,
+        "",
+        arguments.tokens_per_minute,
+        arguments.tokens_per_day,
+        arguments.priority,
     )
     added = StoredKey(digest_of(key), grant)
     # Print first, so that a key is never stored without having been shown, for example when the disk is full.
@@ -105,6 +115,9 @@ def _fields(key: StoredKey) -> dict[str, Any]:
         "models": None if grant.models is None else sorted(grant.models),
         "calls_per_s": grant.calls_per_s or None,
         "max_concurrent": grant.max_concurrent or None,
+        "tokens_per_minute": grant.tokens_per_minute or None,
+        "tokens_per_day": grant.tokens_per_day or None,
+        "priority": grant.priority or None,
         "expires": None if grant.expires_s == math.inf else format_time(grant.expires_s),
     }
 
@@ -117,8 +130,10 @@ def _describe(key: StoredKey) -> str:
         parts.append("models=" + ",".join(sorted(grant.models)))
     if grant.calls_per_s:
         parts.append(f"calls_per_s={grant.calls_per_s:g}")
-    if grant.max_concurrent:
-        parts.append(f"max_concurrent={grant.max_concurrent}")
+    limits = {
+        name: getattr(grant, name) for name in ("max_concurrent", "tokens_per_minute", "tokens_per_day", "priority")
+    }
+    parts += [f"{name}={value}" for name, value in limits.items() if value]
     if grant.expires_s != math.inf:
         parts.append(f"{'expired' if grant.expires_s <= time.time() else 'expires'}={format_time(grant.expires_s)}")
     return "  ".join(parts)

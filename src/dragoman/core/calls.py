@@ -444,11 +444,13 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True):
 
 
 class Response(msgspec.Struct, Generic[Answer], frozen=True):
-    """An answer with the model and version that gave it; `version` is "" if the model has none."""
+    """An answer with the model and version that gave it; `version` is "" if the model has none. `limits` are the
+    `RateLimits` of the key, for some calls."""
 
     answer: Answer
     model: str = ""
     version: str = ""
+    limits: Any = None
 
 
 class ConcurrentCalls(msgspec.Struct, ServerCall[tuple[Response[Any], ...]], frozen=True):

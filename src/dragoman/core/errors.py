@@ -130,13 +130,14 @@ class Overloaded(CallerError):
 
 
 class RateLimited(CallerError):
-    """The caller has reached a limit of its key or its address."""
+    """The caller has reached a limit of its key or its address. limits: the `RateLimits` of the key, if it has any."""
 
     status = 429
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after_s: float = 1.0, limits: object = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.limits = limits
 
 
 class DeadlineExceeded(CallerError):

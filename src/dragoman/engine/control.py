@@ -17,6 +17,7 @@ from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, Mod
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import ModelSpec, SiblingModels
 from dragoman.core.state_store import StateStore
+from dragoman.core.usage import UsageMeter
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.load_counters import LoadCounters
 from dragoman.engine.model_changes import ModelChanges
@@ -46,6 +47,7 @@ class ModelControl:
     loads_new_models: whether models that appear on disk are loaded.
     loaded_models: makes room for models that calls load; None if they are loaded at the start.
     saved_weights, saved_models: the version weights that clients have set, and their other changes.
+    meter: counts what keys use.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ModelControl:
         loaded_models: LoadedModels | None = None,
         saved_weights: SavedWeights | None = None,
         saved_models: SavedModels | None = None,
+        meter: UsageMeter | None = None,
     ) -> None:
         self._repository = repository
         self._sent = SentModels(repository)
@@ -76,6 +79,7 @@ class ModelControl:
         self._saved_weights = saved_weights or SavedWeights()
         self.saved_models = saved_models or SavedModels(StateStore())
         self.load_counters = LoadCounters() if loaded_models is None else loaded_models.load_counters
+        self._meter = meter
         self._failed_updates: set[str] = set()  # models that are not served as they are on disk, or were sent
         self.on_disk: dict[str, ModelOnDisk] = {}  # as the models of the repository were read last
         self._unserved: dict[str, dict[str, IndexEntry]] = {}  # by name and version; ignored for those in the registry
@@ -410,7 +414,8 @@ class ModelControl:
         by_version = {}
         for spec in specs:
             load = None if self._loaded_models is None or is_pinned(spec) else self._load_for_call
-            by_version[spec.version] = Deployment(spec, self._on_change, self._siblings, load, self._placements)
+            arguments = spec, self._on_change, self._siblings, load, self._placements, self._meter
+            by_version[spec.version] = Deployment(*arguments)
         return by_version
 
     def _select_versions(self, name: str, specs: Iterable[ModelSpec], version: str) -> dict[str, Deployment]:

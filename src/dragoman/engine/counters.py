@@ -14,6 +14,7 @@ from dragoman.core.calls import Embed, Generate, Infer, Request, Tokenize
 from dragoman.core.errors import CallerError, DragomanError
 from dragoman.core.metrics import SECONDS, Distribution, Family, Histogram, Kind, Labels, Sample
 from dragoman.core.scoring import Score
+from dragoman.core.usage import Usage, UsageCounts, UsageMeter
 from dragoman.engine.generation_counters import GenerationCounters, GenerationUsage
 from dragoman.system import process
 
@@ -57,12 +58,14 @@ class CallCounters:
     """The counters of one deployment, by the type of the call.
 
     generation: those of generated texts. counts_rows: the first axis of inputs counts rows.
+    meter: counts what keys use.
     """
 
-    __slots__ = ("_by_type", "counts_rows", "generation")
+    __slots__ = ("_by_type", "counts_rows", "generation", "meter")
 
-    def __init__(self) -> None:
+    def __init__(self, meter: UsageMeter | UsageCounts | None = None) -> None:
         self.counts_rows = False
+        self.meter = meter
         self._by_type: defaultdict[type[Any], TypeCounters] = defaultdict(TypeCounters)
         self.generation = GenerationCounters()
 
@@ -83,6 +86,8 @@ class CallCounters:
         ended_s = times.ended_s = counters.last_s = monotonic()
         if usage is not None:
             times.tokens = usage.tokens(request.call)
+        if self.meter is not None and request.caller.owner:
+            self._count_usage(self.meter, request, error)
         if error is None:
             durations = counters.succeeded
             if usage is not None:
@@ -121,9 +126,33 @@ class CallCounters:
                 if times.batch is None:
                     counters.executions.count(rows, compute_s)
 
+    def _count_usage(
+        self,
+        meter: UsageMeter | UsageCounts,
+        request: Request[Any],
+        error: BaseException | None,
+    ) -> None:
+        """Count what a call of a key has used, also if it failed after its model had begun."""
+        times, caller = request.times, request.caller
+        began = bool(times.started_s) and times.started_s < times.ended_s
+        if error is not None and not began:
+            return
+        prompts, completions = times.computed_tokens
+        if times.tokens is not None:
+            prompts, completions = max(prompts, times.tokens.input), max(completions, times.tokens.output)
+        compute_s = 0.0
+        if began and not times.is_cached:
+            compute_s = max(0.0, (times.computed_s or times.ended_s) - times.started_s)
+            if times.batch is not None and times.batch[2] > 1:
+                compute_s *= min(1.0, _rows(request.call) / times.batch[2])
+        model = times.served_by[0] or request.model
+        meter.add(caller.owner, caller.name, model, Usage(1, prompts, completions, compute_s))
+
     def take(self) -> Self:
         """Return the counts so far, and reset these counters."""
         snapshot = type(self)()
+        if isinstance(self.meter, UsageCounts):
+            snapshot.meter, self.meter = self.meter, UsageCounts()
         snapshot._by_type, self._by_type = self._by_type, snapshot._by_type
         snapshot.generation, self.generation = self.generation, snapshot.generation
         return snapshot
@@ -132,6 +161,9 @@ class CallCounters:
         """Add what other counters have counted of calls without generated texts."""
         for call_type, counters in other._by_type.items():
             self._by_type[call_type].add(counters)
+        if self.meter is not None and isinstance(other.meter, UsageCounts):
+            for (owner, name, model), usage in other.meter.take().items():
+                self.meter.add(owner, name, model, usage)
 
     @property
     def last_s(self) -> float:

@@ -41,8 +41,10 @@ from dragoman.core.errors import (
 from dragoman.core.fair_share import has_place
 from dragoman.core.metrics import Family, Sample, with_labels
 from dragoman.core.schedule import MIN_DEADLINE_S, TIMEOUT, check_priority, requested_deadline_s, requested_timeout_s
+from dragoman.core.scoring import Scored
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
+from dragoman.core.usage import UsageCounts, UsageMeter
 from dragoman.core.vector_binding import missing_reason
 from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher
@@ -100,6 +102,7 @@ class Deployment:
         siblings: Callable[[str], SiblingModels] | None = None,
         load: "Callable[[Deployment], Awaitable[None]] | None" = None,
         placements: PreferredPlacements | None = None,
+        meter: UsageMeter | UsageCounts | None = None,
     ) -> None:
         self.spec = spec
         self._served_by = spec.name, spec.version
@@ -116,7 +119,7 @@ class Deployment:
         self.description = ""
         self.examples: Mapping[str, Tensors] = {}  # that the model ships, by name
         self.distributions: frozenset[str] = frozenset()
-        self.counters = CallCounters()
+        self.counters = CallCounters(meter)
         self.counters.expect((Infer,))  # a model that is not loaded may answer any, most likely these
         self._load_for_call = load
         self._placements = placements or PreferredPlacements()
@@ -540,6 +543,8 @@ class Deployment:
         usage = GenerationUsage.of(cast("Generation", answer)) if type(answer) is Generation else None
         if type(answer) is Embedded:
             request.times.tokens = TokenUsage("embedding", input=cast("Embedded", answer).tokens)
+        elif type(answer) is Scored:
+            request.times.computed_tokens = cast("Scored", answer).tokens, 0
         self.counters.count(request, start_s, None, usage)
         if self._observes:
             self._observe(answer)

@@ -33,6 +33,7 @@ from dragoman.core.spec import SiblingModels, check_load_name, check_name
 from dragoman.core.state_store import StateStore
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
+from dragoman.core.usage import ReadUsage, UsageMeter
 from dragoman.engine import counters
 from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
@@ -79,7 +80,8 @@ class Engine:
     and closes them. `started` is true once all have been tried. `sources` is the result of a repository scan, if
     there was one. With `watch_quiet_s` models are loaded, replaced and unloaded as their files on disk change, once
     these have not changed for that many seconds. With `on_demand` calls load the models, within these limits. Protocols
-    can keep `max_records` values between requests. `store` keeps state over restarts; `close` closes it.
+    can keep `max_records` values between requests. `store` keeps state over restarts; `close` closes it. `meter` counts
+    what keys use; None if nothing does.
     """
 
     is_remote = False
@@ -95,9 +97,11 @@ class Engine:
         max_records: int = 1000,
         saved_weights: SavedWeights | None = None,
         store: StateStore | None = None,
+        meter: UsageMeter | None = None,
     ) -> None:
         self._identity = identity or ServerIdentity()
         self.store = store or StateStore()
+        self.meter = meter
         self._records = RecordStore(max_records, table=self.store.table("records") if max_records else None)
         self.registry = ModelRegistry(self._identity.dialect)
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
@@ -116,6 +120,7 @@ class Engine:
             loaded_models=self._loaded_models,
             saved_weights=saved_weights,
             saved_models=SavedModels(self.store),
+            meter=meter,
         )
         self.sibling_registry.control = self._control
         self._sync = FolderSync(repository, self._control)
@@ -186,6 +191,8 @@ class Engine:
         self.sibling_registry.close()
         await self._stop_tasks()
         await self._control.close()
+        if self.meter is not None:
+            self.meter.close()
         await asyncio.to_thread(self.store.close)
         self._notify_change()
 
@@ -357,6 +364,10 @@ class Engine:
                 return self._identity.control_open or self._is_control_token(token)
             case calls.States(token):
                 return self._control.states(has_reasons=self._shows_reasons(token))
+            case ReadUsage() as call:
+                if self.meter is None:
+                    raise NotSupported("usage is counted by key: expected a server with --api-keys or --jwt-jwks")
+                return self.meter.rows(call)
             case calls.ReadStatistics():
                 return read_statistics(self.registry, request.model, request.version)
         raise NotImplementedError(type(request.call).__name__)

@@ -124,6 +124,7 @@ class EngineClient(JobSender, JobRunner):
             times.first_chunk_s = times.first_chunk_s or times.ended_s
 
     def take_times(self, job: Job, frame: Frame) -> None:
+        """Record the batch of a call and the calls that it made."""
         if job.request is not None:
             recorded: CallTimes = frame.value()
             times = job.request.times

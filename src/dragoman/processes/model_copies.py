@@ -23,6 +23,7 @@ from dragoman.core.calls import (
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family, FamilyCollector
 from dragoman.core.spec import FileState, ModelSpec
+from dragoman.core.usage import UsageCounts
 from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.call_handler import CallHandler
 from dragoman.engine.counters import CallCounters
@@ -230,7 +231,7 @@ class ModelCopies:
 
     async def _load(self, copy: ModelCopy) -> None:
         """Load a copy. If that fails, or its files have changed since the engine loaded it, the engine computes it."""
-        deployment = Deployment(copy.spec, lambda: None)
+        deployment = Deployment(copy.spec, lambda: None, meter=UsageCounts())
         try:
             await asyncio.to_thread(_check_files, copy.spec)
             await deployment.start()

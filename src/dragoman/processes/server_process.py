@@ -16,6 +16,7 @@ from dragoman.core.calls import Load, Measure, ReadStatistics, Ready, Request, R
 from dragoman.core.errors import DragomanError, ServerError
 from dragoman.core.metrics import Family, Kind, Sample, sum_families
 from dragoman.core.record_calls import FindRequests
+from dragoman.core.usage import ReadUsage
 from dragoman.engine.call_handler import CallHandler
 from dragoman.engine.counters import PROCESS_METRICS
 from dragoman.processes.model_copies import CopyCounts, ProcessMetrics
@@ -111,7 +112,7 @@ class ProcessService:
                     return Response(False)
                 case FindRequests() as call:
                     return Response(await self._find_requests(call))
-                case Measure() | ReadStatistics():
+                case Measure() | ReadStatistics() | ReadUsage():
                     await self._measure()
                 case Load() | Unload() | ScaleModel():
                     return await self._change(engine, request)

@@ -17,7 +17,8 @@ import msgspec
 
 from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.calls import Ready, Request, Response
-from dragoman.core.errors import OF_CALLS, DragomanError, Unauthorized
+from dragoman.core.errors import OF_CALLS, DragomanError, RateLimited, Unauthorized
+from dragoman.core.usage import RateLimits
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.formats.exact_json import dump_json
 from dragoman.formats.policy import Buffer as Buffer
@@ -284,7 +285,36 @@ def error_headers(error: DragomanError) -> Headers:
     """Return the headers of an error response: when to retry, or how to authenticate (RFC 6750, 3)."""
     if isinstance(error, Unauthorized):
         return (("www-authenticate", "Bearer"),)
-    return () if error.retry_after_s is None else (("retry-after", str(math.ceil(error.retry_after_s))),)
+    if error.retry_after_s is None:
+        return ()
+    limits = rate_limit_headers(error.limits) if isinstance(error, RateLimited) else ()
+    return (("retry-after", str(math.ceil(error.retry_after_s))), *limits)
+
+
+def rate_limit_headers(limits: object) -> Headers:
+    """Return the headers of OpenAI's API with what is left of the limits of a key, none for other objects."""
+    if not isinstance(limits, RateLimits):
+        return ()
+    found: Headers = ()
+    for name, limit, remaining, reset_s in (
+        ("requests", limits.requests, limits.remaining_requests, limits.reset_requests_s),
+        ("tokens", limits.tokens, limits.remaining_tokens, limits.reset_tokens_s),
+    ):
+        if limit is not None:
+            values = {"limit": str(limit), "remaining": str(remaining), "reset": _format_duration(reset_s)}
+            found += tuple((f"x-ratelimit-{kind}-{name}", value) for kind, value in values.items())
+    return found
+
+
+def _format_duration(seconds: float) -> str:
+    """Return a duration as in 120ms, 8.5s or 1h6m0s."""
+    if seconds < 1.0:
+        return f"{math.ceil(seconds * 1000)}ms"
+    if seconds < 60.0:
+        return f"{round(seconds, 2):g}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"
 
 
 def find_error_row(error: DragomanError, table: Iterable[tuple[Any, ...]]) -> tuple[Any, ...] | None:

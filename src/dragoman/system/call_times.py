@@ -52,6 +52,8 @@ class CallTimes(msgspec.Struct):
     is_cached: its answer was computed for an earlier call.
     nested: calls of other models by this one.
     tokens: those of a call of a text model.
+    computed_tokens: of prompts and completions, as the model has counted them, also of a call that was cancelled: see
+        `note_tokens`.
     """
 
     served_by: tuple[str, str] = ("", "")
@@ -64,6 +66,7 @@ class CallTimes(msgspec.Struct):
     is_cached: bool = False
     nested: list["CallTimes"] | None = None
     tokens: TokenUsage | None = None
+    computed_tokens: tuple[int, int] = (0, 0)
 
     @property
     def queue_s(self) -> float:
@@ -115,6 +118,14 @@ def count_wait(seconds: float) -> None:
     times = current_call.get()
     if times is not None and times.started_s:
         times.started_s += seconds
+
+
+def note_tokens(prompts: int, completions: int) -> None:
+    """Report the tokens that the running call has used so far, also of one that is cancelled."""
+    times = current_call.get()
+    if times is not None:
+        before = times.computed_tokens
+        times.computed_tokens = max(before[0], prompts), max(before[1], completions)
 
 
 class ClockOffset:

@@ -41,6 +41,7 @@ from dragoman.protocols.wire import (
     HttpStream,
     PreliminaryCall,
     ResultPoll,
+    rate_limit_headers,
 )
 from dragoman.system.coroutines import ensure_task
 from dragoman.system.request_context import Context, request_id, running_in_thread, set_context
@@ -253,6 +254,8 @@ class Application:
                     return self.answer(match, request, writer, StartedCall(progress, begun), record)
                 started_s = started_s and time.monotonic()
                 response: HttpResponse = progress.format_response(begun)
+                if begun.limits is not None:
+                    response = with_headers(response, rate_limit_headers(begun.limits))
                 if started_s:
                     self.counters.observe(match.protocol.label, "format", started_s, SAMPLED)
                 if len(response.body) == 1 and len(response.body[0]) < self._compress_min_bytes:
@@ -423,9 +426,13 @@ class Application:
             response: Any = self.engine.begin(request) if started is None else started
             del request, started
             response = response if isinstance(response, Response) else await response
+            limits = response.limits
             if in_thread:
-                return await self.executor.run_in_thread(format_response, response)
+                formatted = await self.executor.run_in_thread(format_response, response)
+                return formatted if limits is None else with_headers(formatted, rate_limit_headers(limits))
             formatted = await self.executor.format(format_response, response, weight(response.answer))
+            if limits is not None:
+                formatted = with_headers(formatted, rate_limit_headers(limits))
             return self._mark_compressible(formatted, is_of_model)
         except DragomanError as error:
             if format_error is None or writer.started:
@@ -492,11 +499,12 @@ class Application:
             # An error before the first chunk still gets a status of its own.
             first = await anext(responses, None)
             is_error = first is not None and isinstance(first.answer, DragomanError)
+            limits = () if first is None else rate_limit_headers(first.limits)
             if first is not None and not is_error and (whole := stream.format_whole(first)) is not None:
-                return whole
+                return with_headers(whole, limits)
 
             chunk = b"" if first is None else await self._format_chunk(stream, first)
-            await writer.start(200, stream.headers)
+            await writer.start(200, (*stream.headers, *limits))
             await writer.write(chunk)
             is_last = False
             while not is_last:

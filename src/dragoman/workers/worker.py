@@ -17,6 +17,7 @@ from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost, error_text, public_text
 from dragoman.core.foreign_code import is_interruption, public_error
 from dragoman.core.spec import ModelSpec
+from dragoman.core.usage import RateLimits
 from dragoman.system.call_times import CallTimes, Stamps
 from dragoman.system.coroutines import Pending
 from dragoman.system.load_steps import LoadStep, observe_steps
@@ -446,7 +447,7 @@ class Worker:
         del self._jobs[job.number]
         set_context(())
         times = job.times
-        if times.batch is not None or times.nested or times.tokens is not None:  # of an engine in this process
+        if times.batch is not None or times.nested or times.tokens is not None or times.computed_tokens != (0, 0):
             last = [*encode(FrameKind.TIMES, job.number, times, serializer=self._serializer), *last]
         self._channel.send(last, now=now)
 
@@ -471,4 +472,6 @@ def _public_error(error: BaseException, failure: str) -> DragomanError:
     known = next(c for c in type(public).__mro__ if c.__module__ == errors.__name__)
     copy: DragomanError = known(public.message)
     copy.retry_after_s = public.retry_after_s
+    if isinstance(copy, errors.RateLimited) and isinstance(public, errors.RateLimited):
+        copy.limits = public.limits if isinstance(public.limits, RateLimits) else None
     return copy

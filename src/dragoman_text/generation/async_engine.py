@@ -17,7 +17,7 @@ from dragoman.core.errors import DragomanError, Overloaded, WorkerLost
 from dragoman.core.fair_share import has_place
 from dragoman.core.foreign_code import public_error
 from dragoman.core.text import Generation, PromptInfo, Text, merge_chunks
-from dragoman.system.call_times import count_wait
+from dragoman.system.call_times import count_wait, note_tokens
 from dragoman_text.generation.engine import GenerationEngine
 from dragoman_text.generation.job import GenerationJob, PromptRequest
 from dragoman_text.generation.text_engine import notify, start_thread
@@ -91,6 +91,7 @@ class AsyncEngine:
         finally:
             if is_waiting:
                 count_wait(_waited_s(jobs))
+            note_tokens(sum(len(request.tokens) for request in prompts), sum(job.generated for job in jobs))
             self._open -= len(jobs)
             self._open_of[owner] -= len(jobs)
             if not self._open_of[owner]:

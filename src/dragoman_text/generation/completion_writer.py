@@ -70,7 +70,7 @@ class EndConditions:
 
 
 class CompletionWriter:
-    """Collects the tokens of one completion and returns it in chunks. `before`: tokens of the prompt."""
+    """Collects the tokens of one completion, `count` so far; returns it in chunks. `before`: tokens of the prompt."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class CompletionWriter:
         )
         self._stops = StopStrings(sampling.stop, sampling.include_stop)
         self._stop: str | int | None = None
-        self._count = 0
+        self.count = 0
         self._tokens: list[Token] = []
         self._new: list[str] = []
         self._given: list[str] = []
@@ -109,12 +109,12 @@ class CompletionWriter:
     @property
     def mean(self) -> float:
         """Mean log-probability of the tokens."""
-        return self.total / max(1, self._count)
+        return self.total / max(1, self.count)
 
     def take(self, choice: TokenChoice) -> None:
         """Append a token, which may end the completion. Raises ValueError if the grammar forbids it."""
         token = choice.token
-        self._count += 1
+        self.count += 1
         self.total += choice.logprob
         self._tokens.append(self._vocabulary.token(token, choice.logprob, choice.top))
         self.chooser.accept(token)
@@ -127,7 +127,7 @@ class CompletionWriter:
             self._end("stop_sequence", self._stops.found)
         elif self.chooser.is_ended:
             self._end("eos_token", None)
-        elif self._count >= self._ends.length:
+        elif self.count >= self._ends.length:
             self._end("length", None)
 
     def chunk(self, prompt: int, choice: int) -> Text:
@@ -136,10 +136,10 @@ class CompletionWriter:
         self._given.append(text)
         tokens, self._tokens, self._new = tuple(self._tokens), [], []
         whole_text = "".join(self._given) if self.finish else ""
-        return Text(prompt, choice, text, tokens, self._count, self.finish, self._stop, whole_text, self._seed)
+        return Text(prompt, choice, text, tokens, self.count, self.finish, self._stop, whole_text, self._seed)
 
     def _write(self, letters: str) -> None:
-        if self._count > self._sampling.min_new_tokens:
+        if self.count > self._sampling.min_new_tokens:
             letters = self._stops.add(letters)
         if letters:
             self._new.append(letters)

@@ -190,6 +190,13 @@ class GenerationJob:
         return self.request.width if not self.writers else len(self.sequences)
 
     @property
+    def generated(self) -> int:
+        """Tokens of all completions so far, of a beam search those of its beams. Callable from any thread."""
+        if self.search is not None:
+            return sum(len(each.tokens) - each.prompt for each in [*self.sequences])
+        return sum(writer.count for writer in [*self.writers.values()])
+
+    @property
     def uses_prefix_cache(self) -> bool:
         return not self.needs_prompt_logprobs
 

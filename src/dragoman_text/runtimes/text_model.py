@@ -38,6 +38,7 @@ from dragoman.core.text import (
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 from dragoman.runtimes.files import model_path
+from dragoman.system.call_times import note_tokens
 from dragoman.system.threads import PYTORCH_LOADS, DaemonThreads, TimeLimitExceededError, run_stoppable
 from dragoman.system.transformers_loads import transformers_lock
 from dragoman_text.generation import folder as folders
@@ -92,6 +93,7 @@ async def infer_texts(generate: GenerateFunction, call: Infer) -> Inference:
     source: Any = generate(request)
     async with aclosing(source) as chunks:
         generation = merge_chunks([chunk async for chunk in chunks])
+    note_tokens(sum(info.tokens for info in generation.prompts), sum(text.generated for text in generation.texts))
     names = [quote(name[:64], safe=".-_") for name in ignored[:_MAX_REPORTED]]
     value = {"x-ignored-parameters": ", ".join(names)} if names else {}
     outputs = _outputs(generation.texts, whole=True)
@@ -109,10 +111,14 @@ async def stream_texts(generate: GenerateFunction, call: Infer) -> AsyncGenerato
     request, _ = parse_generate(call, stream=True)
     count = max(1, request.sampling.n)
     rows = [Text(p, c) for p in range(len(request.prompts)) for c in range(count)]
+    prompts, generated = 0, dict[tuple[int, int], int]()
     source: Any = generate(request)
     async with aclosing(source) as chunks:
         async for chunk in chunks:
             new = {(text.prompt, text.choice): text for text in chunk.texts}
+            prompts += sum(info.tokens for info in chunk.prompts)
+            generated |= {key: text.generated for key, text in new.items()}
+            note_tokens(prompts, sum(generated.values()))
             yield Inference(_outputs([new.get((row.prompt, row.choice), row) for row in rows], whole=False))
 
 
