@@ -587,8 +587,8 @@ async def test_keys_appear_in_no_log_and_no_metric(
 
 def test_the_command_creates_lists_and_deletes_keys(tmp_path: Path) -> None:
     options = ("--roles", "infer", "--models", "a,b", "--calls-per-s", "2.5", "--max-concurrent", "3")
-    options += ("--tokens-per-minute", "500", "--tokens-per-day", "9000", "--priority", "low")
-    created = run_command("keys", "create", "ci", *options, "--expires-days", "1", folder=tmp_path)
+    tokens = ("--tokens-per-minute", "500", "--tokens-per-day", "9000", "--priority", "low")
+    created = run_command("keys", "create", "ci", *options, *tokens, "--expires-days", "1", folder=tmp_path)
     key = created.stdout.strip()
     assert created.returncode == 0, created.stderr
     assert key.startswith("drg_")
