@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import dragoman
@@ -18,7 +20,7 @@ from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.calls import Request
 from dragoman.core.dialect import Dialect
 from dragoman.core.errors import InvalidInput, Overloaded
-from dragoman.core.fair_share import FairShares
+from dragoman.core.fair_share import FairShares, has_place, uncontended
 from dragoman.core.schedule import QueueLimits, ScheduleOptions
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
@@ -148,6 +150,19 @@ async def test_owners_share_by_the_time_that_their_calls_take() -> None:
             await model.send(100 + x, caller=BOB, group=2)  # each takes 20 ms
         batches = [batch[0] >= 100 for batch in await model.release()]
         assert batches[:6].count(True) == 1, "one batch of the slow calls takes as long as all of the others"
+
+
+@given(st.integers(1, 50), st.data())
+def test_an_owner_has_a_place_while_few_are_taken(limit: int, data: st.DataObject) -> None:
+    total = data.draw(st.integers(0, limit))
+    own = data.draw(st.integers(0, total))
+    if total < uncontended(limit):
+        assert has_place(own, total, limit)
+    if total < limit:
+        assert has_place(0, total, limit), "others are always admitted"
+    alone = max((n + 1 for n in range(limit) if has_place(n, n, limit)), default=0)
+    assert alone >= uncontended(limit)
+    assert alone < limit or limit == 1
 
 
 def test_counters_of_owners() -> None:

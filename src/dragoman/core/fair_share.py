@@ -88,3 +88,8 @@ def has_place(own: int, total: int, limit: int) -> bool:
     """
     free = limit - total
     return free > 0 and (not own or (free > 1 and own < _PER_FREE_PLACE * free))
+
+
+def uncontended(limit: int) -> int:
+    """Return the number of places that can be taken before `has_place` depends on the owner."""
+    return min(limit - 1, -(-_PER_FREE_PLACE * limit // (_PER_FREE_PLACE + 1)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
@@ -38,7 +39,7 @@ from dragoman.core.errors import (
     NotSupported,
     Overloaded,
 )
-from dragoman.core.fair_share import has_place
+from dragoman.core.fair_share import has_place, uncontended
 from dragoman.core.metrics import Family, Sample, with_labels
 from dragoman.core.schedule import MIN_DEADLINE_S, TIMEOUT, check_priority, requested_deadline_s, requested_timeout_s
 from dragoman.core.scoring import Scored
@@ -138,7 +139,8 @@ class Deployment:
         self._observes = False  # whether answers may change what is known of the model
         self._compute: Callable[[Request[Any]], Any]  # the pool's own function if nothing has to be done before
         self.in_flight = 0  # calls that are queued or running
-        self._in_flight_of: Counter[str] = Counter()  # by owner, if `max_queue` limits them
+        self._in_flight_of: Counter[str] = Counter()  # by owner, of those of keys
+        self._uncontended = uncontended(spec.max_queue) if spec.max_queue else math.inf
         self._idle: asyncio.Event | None = None  # set once no call is in flight, if something waits for that
 
     # --- start and stop ------------------------------------------------------------------------------------------
@@ -317,7 +319,7 @@ class Deployment:
     def state(self, state: str) -> None:
         """Set the state, and with it `_accepted`, the types of calls for which `_admit` has nothing to check."""
         self._state, self._accepted = state, frozenset[type[Any]]()
-        if state == "READY" and self._loaded is not None and not self.spec.timeout_s and not self.spec.max_queue:
+        if state == "READY" and self._loaded is not None and not self.spec.timeout_s:
             self._accepted = self._loaded.calls
 
     @property
@@ -469,7 +471,12 @@ class Deployment:
             request = structs.replace(request, times=times)
         try:
             call, deadline_s = request.call, request.deadline_s
-            if type(call) not in self._accepted or deadline_s is not None or (type(call) is Infer and call.parameters):
+            if (
+                type(call) not in self._accepted
+                or deadline_s is not None
+                or self.in_flight >= self._uncontended
+                or (type(call) is Infer and call.parameters)
+            ):
                 deadline_s = self._admit(request, start_s, nested=nested)
             bound = self._binder.bind(call)
             if bound is not call or deadline_s is not request.deadline_s:
@@ -677,12 +684,12 @@ class Deployment:
 
     def _enter(self, caller: Caller) -> None:
         self.in_flight += 1
-        if self.spec.max_queue:
+        if caller.owner:
             self._in_flight_of[caller.owner] += 1
 
     def _leave(self, caller: Caller) -> None:
         self.in_flight -= 1
-        if self.spec.max_queue:
+        if caller.owner:
             self._in_flight_of[caller.owner] -= 1
             if not self._in_flight_of[caller.owner]:
                 del self._in_flight_of[caller.owner]
