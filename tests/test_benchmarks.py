@@ -3,6 +3,7 @@
 The ordinary run has one of them that starts servers; the others are run by ./scripts/test-benchmarks.
 """
 
+import asyncio
 import importlib
 import io
 import json
@@ -28,6 +29,7 @@ from benchmarks import (  # noqa: E402
     cluster,
     cluster_hosts,
     codecs,
+    fairness,
     generation,
     load,
     operations,
@@ -169,6 +171,12 @@ def test_ratios_of_codecs_compare_within_a_round() -> None:
     assert ours == ["FP32 1000 x 1000", "dragoman, JSON", "1", "5.50", "11.00", "5.0", "5.0", "5.0"]
     assert theirs[5:] == ["", "", ""]
     assert rows_of(codecs.table(rows[::2]))[2][5:] == ["-", "-", "-"]
+
+
+def test_a_key_with_many_clients_hardly_delays_another() -> None:
+    alone, beside = (np.percentile(fairness.first_tokens(n, 40, keys=True), 99) for n in (0, 64))
+    assert beside < 1.5 * alone
+    assert np.percentile(asyncio.run(fairness.batches(64, 40, keys=True)), 99) < 1.5
 
 
 def test_ratios_of_operations_compare_within_a_round() -> None:

@@ -119,9 +119,9 @@ class Scheduler:
         decoding, prompts, remaining = [], [], self._chunk
         shares = self._shares
         running: Iterable[SchedulerTask] = self.running
-        if shares.is_shared:  # their prompts share the chunk
+        if shares.is_shared:  # the chunk is first for owners with few slots: what they get in all, `_next` decides
             used = self._slots_by_owner()
-            running = sorted(running, key=lambda t: (shares.served(t.caller.owner), used[t.caller.owner]))
+            running = sorted(running, key=lambda task: used[task.caller.owner] / shares.weight(task.caller.owner))
         for task in running:
             for sequence in task.sequences:
                 length, computed = len(sequence.tokens), sequence.computed

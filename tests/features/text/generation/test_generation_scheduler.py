@@ -235,7 +235,7 @@ def test_an_owner_without_slots_gets_one_of_an_owner_with_more_than_its_part() -
     assert list(scheduler.running) == many[:4], "what the other leaves is used"
 
 
-def test_the_prompt_of_a_served_least_owner_is_computed_first() -> None:
+def test_the_prompt_of_an_owner_with_few_slots_is_computed_first() -> None:
     scheduler = Scheduler(FakeCache(100_000), max_batch=8, chunk=8)
     for _ in range(6):
         scheduler.add(Prompt(80, caller=ALICE))
