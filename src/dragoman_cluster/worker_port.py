@@ -112,6 +112,7 @@ class JoinedWorker:
     """
 
     has_own_clock = True
+    pid = 0
     was_killed_by_system = False
 
     def __init__(

@@ -44,8 +44,8 @@ async def elastic(
 
 
 def states(pool: ProcessPool) -> dict[str, float]:
-    (family,) = [family for family in pool.measurements() if family.name == "dragoman_workers"]
-    return {sample.labels["state"]: sample.value for sample in family.samples}
+    counts = pool.states()
+    return {"loaded": sum(counts.values()) - counts["waiting"], "waiting": counts["waiting"]}
 
 
 async def test_calls_that_arrive_at_no_worker_wait_for_one() -> None:

@@ -61,6 +61,7 @@ from dragoman.engine.sequence_pool import SequencePool, start_pool
 from dragoman.engine.shipped import Shipped, read_shipped
 from dragoman.engine.trial import NOT_TRIED, Trial, distributions, outputs_of, try_model
 from dragoman.engine.warmup import LoadedReplicas, check_protocols, read_labels, warm_up
+from dragoman.engine.worker_metrics import state_family
 from dragoman.system.call_times import CallTimes, TokenUsage
 from dragoman.system.coroutines import begin, complete, ensure_task
 from dragoman.system.load_steps import LoadStep, observe_steps
@@ -137,6 +138,7 @@ class Deployment:
         self.trial_error = ""
         self._hints: OutputHints | None = None  # of a model whose file declares its outputs
         self._observes = False  # whether answers may change what is known of the model
+        self.is_copied = False  # whether server processes compute it instead of this one
         self._compute: Callable[[Request[Any]], Any]  # the pool's own function if nothing has to be done before
         self.in_flight = 0  # calls that are queued or running
         self._in_flight_of: Counter[str] = Counter()  # by owner, of those of keys
@@ -390,6 +392,8 @@ class Deployment:
         yield from self.counters.families(labels, 0 if batches is None else batches.executions.total)
         ready = Sample("dragoman_model_ready", labels, float(self.ready))
         yield Family(ready.name, "gauge", "1 if a model version can answer.", (ready,))
+        replicas = Sample("dragoman_replicas", labels, self.replicas)
+        yield Family(replicas.name, "gauge", "Replicas of a model version, if it is loaded.", (replicas,))
         if batches is not None:
             yield from batches.families(labels)
         if self.response_cache is not None and self._loaded is not None:
@@ -404,6 +408,10 @@ class Deployment:
         if self.batch_counters is not None:
             queued = Sample("dragoman_queued_calls", labels, self.batch_counters.queued())
             yield Family(queued.name, "gauge", "Calls that wait for a batch.", (queued,))
+        if not self.is_copied:
+            limit = Sample("dragoman_calls_in_flight_limit", labels, self._most)
+            yield Family(limit.name, "gauge", "Calls that may be queued or running at most.", (limit,))
+            yield state_family(self.pools, labels)
         for pool in self.pools:
             yield from with_labels(pool.measurements(), labels)
 

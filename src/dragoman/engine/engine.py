@@ -38,6 +38,8 @@ from dragoman.engine import counters
 from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.folder_watch import FolderSync, FolderWatch
+from dragoman.engine.gpus import Gpus
+from dragoman.engine.loop_monitor import LoopMonitor
 from dragoman.engine.on_demand import LoadedModels, LoadLimits, answer_about_loaded
 from dragoman.engine.record_store import RecordStore
 from dragoman.engine.registry import ModelRegistry
@@ -49,8 +51,10 @@ from dragoman.engine.server_identity import ServerIdentity as ServerIdentity
 from dragoman.engine.siblings import SiblingRegistry
 from dragoman.engine.statistics import read_statistics
 from dragoman.engine.version_routing import share_family
+from dragoman.engine.worker_metrics import process_families
 from dragoman.system.call_times import CallTimes
 from dragoman.system.coroutines import begin, complete, ensure_task
+from dragoman.system.process import GroupUsage
 from dragoman.system.threads import call_in_thread
 
 A = TypeVar("A")
@@ -127,6 +131,9 @@ class Engine:
         self._watch_quiet_s = watch_quiet_s
         self._tasks: set[asyncio.Task[Any]] = set()
         self.metric_sources: list[Callable[[], Iterable[Family]]] = []  # of transports, for `Measure`
+        self._loop_monitor = LoopMonitor()
+        self._groups = GroupUsage()
+        self._gpus = Gpus()
         self._draining = False
         self._is_leaving = False
         self.started = False
@@ -143,6 +150,7 @@ class Engine:
 
     async def start(self) -> None:
         """Load every model of the repository, some concurrently."""
+        self._start_task(self._loop_monitor.run())
         if self._watch_quiet_s is not None:
             self._start_task(FolderWatch(self._repository.paths, self._watch_quiet_s, self._sync.run).run())
         if self._loaded_models is not None and self._unloads_idle:
@@ -511,12 +519,21 @@ class Engine:
                 await asyncio.sleep(0)
                 began_s = time.monotonic()
         collector.add(await call_in_thread(counters.prometheus_families))
+        collector.add(await call_in_thread(self._gpus.families))
+        workers = [
+            ({"model": d.spec.name, "version": d.spec.version}, pool.process_ids())
+            for d in self.registry.all()
+            for pool in d.pools
+        ]
+        if any(processes for _, processes in workers):
+            collector.add(process_families(workers, await call_in_thread(self._groups.read)))
         collector.add(self._control.families())
         collector.add(self.store.families())
         if self._loaded_models is not None:
             collector.add(self._loaded_models.families())
         collector.add(share_family(self.registry.weighted_versions()))
         collector.add(counters.server_families(self._identity.version))
+        collector.add(self._loop_monitor.families())
         for source in self.metric_sources:
             collector.add(source())
         return collector.families()

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -95,6 +95,13 @@ class SequencePool:
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         return tuple(status for worker in self._workers for status in worker.pool.workers())
+
+    def states(self) -> Mapping[str, int]:
+        return sum((Counter(worker.pool.states()) for worker in self._workers), Counter())
+
+    def process_ids(self) -> Mapping[int, int]:
+        found = enumerate(worker.pool.process_ids().values() for worker in self._workers)
+        return {number: pid for number, pids in found for pid in pids}
 
     def call(self, request: Request[Any]) -> Any:
         if isinstance(request.call, Infer):

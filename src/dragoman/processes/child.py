@@ -10,6 +10,7 @@ from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, ServerError, WorkerLost
 from dragoman.core.options import forget_secrets
 from dragoman.core.record_calls import FindRequests
+from dragoman.engine.loop_monitor import LoopMonitor
 from dragoman.processes.model_copies import ModelCopies, ProcessMetrics
 from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
@@ -41,12 +42,12 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
 async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, ports: Ports) -> None:
     engine = EngineClient(sock, memory)
     copies = ModelCopies(engine)
-    transports = ServerTransports(copies, settings)
+    transports, monitor = ServerTransports(copies, settings), LoopMonitor()
     engine.begin_drain = transports.begin_drain
     engine.set_copies = copies.set_table
     engine.find_requests = transports.find_requests
     engine.measure = lambda: ProcessMetrics(
-        (*transports.metrics(), *copies.gauges()),
+        (*transports.metrics(), *copies.gauges(), *monitor.families()),
         process.resource_usage(),
         copies.count,
         copies.in_flight,
@@ -60,9 +61,11 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
         return
     process.collect_rarely()  # before copies of models are loaded
     collecting = asyncio.create_task(process.collect_regularly(copies.deployments, 2 * GRACE_S))
+    monitoring = asyncio.create_task(monitor.run())
     engine.send_control(FrameKind.LOADED)
     grace_s = await engine.stopping
     collecting.cancel()
+    monitoring.cancel()
     await copies.close()
     await transports.stop(grace_s)
 

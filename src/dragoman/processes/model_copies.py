@@ -109,6 +109,7 @@ class CopiedModels:
             number = numbers.get(deployment) or self._add(deployment)
             reason = self._reason(deployment)
             self._report(number, deployment, reason)
+            deployment.is_copied = not reason
             if not reason:
                 copies.append(self._copy(number, deployment, tuple(dict.fromkeys(routes[deployment]))))
         return pickle.dumps(tuple(copies))

@@ -34,6 +34,10 @@ class WorkerProcess(Protocol):
         """Whether it would look for the server again at the end of the connection, and must not: FAREWELL says so."""
 
     @property
+    def pid(self) -> int:
+        """Its process id on this machine; 0 if it has joined, perhaps from another one."""
+
+    @property
     def description(self) -> str:
         """Name of the process in log lines, such as `worker process 4711`."""
 

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from typing import Any
 
@@ -76,6 +76,13 @@ class InlinePool:
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         return ()
+
+    def states(self) -> Mapping[str, int]:
+        count, is_busy = int(self.executor is not None), bool(self.running)
+        return {"busy": count * is_busy, "idle": count * (not is_busy)}
+
+    def process_ids(self) -> Mapping[int, int]:
+        return {}
 
     def measurements(self) -> Sequence[Family]:
         return () if self.executor is None else self.executor.measurements()
@@ -214,6 +221,7 @@ class ThreadPool(JobRunner):
         self._availability = Availability(on_change)
         self._pending: set[Job] = set()
         self._running = 0  # threads
+        self._busy: set[Executor] = set()  # those that compute; each thread adds and removes its own
         self._ended = ""  # why no thread runs
 
     @property
@@ -258,6 +266,15 @@ class ThreadPool(JobRunner):
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         return ()
+
+    def states(self) -> Mapping[str, int]:
+        if self._inline is not None:
+            return self._inline.states()
+        busy = len(self._busy)
+        return {"busy": busy, "idle": max(0, self._running - busy)}
+
+    def process_ids(self) -> Mapping[int, int]:
+        return {}
 
     def measurements(self) -> Sequence[Family]:
         if self._inline is not None:
@@ -315,10 +332,13 @@ class ThreadPool(JobRunner):
         try:
             limit_library_threads(self._spec.replicas, of_thread=True)
             while (job := self._queue.get()) is not None:
+                self._busy.add(executor)
                 self._compute(executor, job)
+                self._busy.discard(executor)
                 job = None  # an idle thread must not keep tensors alive
         except BaseException as error:  # not of the model
             log.exception("model '%s': the thread of a replica has ended", self._spec.name)
+            self._busy.discard(executor)
             ended = WorkerLost(f"model '{self._spec.name}': the thread that runs it has ended: {public_text(error)}")
             if job is not None:
                 self._post(job, None, ended, True)

@@ -144,6 +144,12 @@ class Pool(Protocol):
     def workers(self) -> tuple[WorkerStatus, ...]:
         """Return its worker processes, first those that run; none if the model runs in this process."""
 
+    def states(self) -> Mapping[str, int]:
+        """Return the number of its workers in each state: `busy`, `idle`, and for processes those of `WorkerStatus`."""
+
+    def process_ids(self) -> Mapping[int, int]:
+        """Return the processes of this machine in which its replicas run, other than this one, by replica."""
+
     def call(self, request: Request[A]) -> A | Coroutine[Any, Any, A]:
         """Return the response, or a coroutine that computes it if something has to wait.
 

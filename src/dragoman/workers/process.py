@@ -27,8 +27,8 @@ import logging
 import math
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from operator import attrgetter
@@ -41,7 +41,7 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import LaunchOptions, ModelSpec
-from dragoman.core.worker_status import WorkerStatus
+from dragoman.core.worker_status import WORKER_STATES, WorkerStatus
 from dragoman.workers.autoscaler import Autoscaler
 from dragoman.workers.frames import Buffer, FrameKind
 from dragoman.workers.jobs import Job, JobRunner
@@ -210,16 +210,19 @@ class ProcessPool(JobRunner):
         name = "dragoman_worker_restarts_total"
         restarts = (Sample(name, {}, self._restarts),)
         families = [Family(name, "counter", "Worker processes that were started again.", restarts)]
-        if self._spec.launch is not None:
-            name = "dragoman_workers"
-            states = (("loaded", len(self.supervisor.running)), ("waiting", self._awaited_workers))
-            samples = tuple(Sample(name, {"state": state}, count) for state, count in states)
-            families.append(Family(name, "gauge", "Workers of a launcher that are loaded, or awaited.", samples))
         return [*families, *(family for replica in self.supervisor.running for family in replica.measurements)]
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         waiting = WorkerStatus("", "", "waiting", self.waiting or f"waiting for {self._launcher.waiting_for}")
         return (*(replica.status for replica in self.supervisor.running), *[waiting] * self._awaited_workers)
+
+    def states(self) -> Mapping[str, int]:
+        counts = Counter(replica.status.state for replica in self.supervisor.running)
+        counts["waiting"] = self._awaited_workers
+        return {state: counts[state] for state in WORKER_STATES}
+
+    def process_ids(self) -> Mapping[int, int]:
+        return {replica.number: replica.pid for replica in self.supervisor.running if replica.pid}
 
     @property
     def _awaited_workers(self) -> int:

@@ -93,7 +93,7 @@ class Replica(JobSender):
 
     def __init__(self, spec: ModelSpec, launcher: Launcher, on_done: Callable[[], None], number: int = 0) -> None:
         super().__init__()
-        self._number = number
+        self.number = number
         self.measurements: tuple[Family, ...] = ()
         self._spec = spec
         self._launcher = launcher
@@ -172,6 +172,11 @@ class Replica(JobSender):
     def description(self) -> str:
         """Names the process in log lines."""
         return self._process.description
+
+    @property
+    def pid(self) -> int:
+        """Its process on this machine; 0 if it has joined, perhaps from another one."""
+        return self._process.pid
 
     @property
     def status(self) -> WorkerStatus:
@@ -292,7 +297,7 @@ class Replica(JobSender):
         elif frame.kind == FrameKind.METRICS:
             found, _ = self.decode(frame)
             families = found.families if isinstance(found, Measurements) else ()  # none if they cannot be decoded
-            self.measurements = tuple(with_labels(families, {"replica": str(self._number)}))
+            self.measurements = tuple(with_labels(families, {"replica": str(self.number)}))
         elif frame.kind == FrameKind.FILES:
             self._send_files(self.decode(frame)[0])
         elif frame.job not in self.held:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
@@ -16,11 +16,14 @@ from dragoman.core import errors
 from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost, error_text, public_text
 from dragoman.core.foreign_code import is_interruption, public_error
+from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
 from dragoman.core.usage import RateLimits
+from dragoman.core.worker_usage import usage_families
 from dragoman.system.call_times import CallTimes, Stamps
 from dragoman.system.coroutines import Pending
 from dragoman.system.load_steps import LoadStep, observe_steps
+from dragoman.system.process import resource_usage
 from dragoman.system.request_context import Context, set_context
 from dragoman.workers.channel import Channel, receive, wait_until_writable
 from dragoman.workers.child_process import set_up_child
@@ -39,6 +42,8 @@ _METRICS_INTERVAL_S = 1.0
 # Calls shorter than this share a turn of the event loop.
 _TURN_S = 0.001
 _MAX_SAMPLES = 10_000  # of the metrics of one model
+# Steps of the CPU seconds and the memory that a joined worker reports.
+_CPU_DIGITS, _MEMORY_STEP = 1, 1 << 20
 
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
@@ -138,17 +143,23 @@ async def serve_calls(
     """
     files = (memory[1], memory[0]) if memory else None
     worker = Worker(executor, sock, files, executor.loaded.concurrent, on_frame, has_own_clock=has_own_clock)
-    measuring = asyncio.create_task(_send_measurements(worker, executor)) if executor.has_measurements else None
+    measuring: asyncio.Task[None] | None = None
+    if executor.has_measurements or has_own_clock:  # the server cannot see the process if it runs elsewhere
+        usage = _own_usage if has_own_clock else tuple[Family, ...]
+        measuring = asyncio.create_task(_send_measurements(worker, executor, usage))
     await worker.serve()
     if measuring is not None:
         measuring.cancel()
 
 
-async def _send_measurements(worker: "Worker", executor: Executor) -> None:
-    """Send the metrics of the model at intervals, if they have changed, until they are invalid or this is cancelled."""
+async def _send_measurements(worker: "Worker", executor: Executor, usage: Callable[[], Iterable[Family]]) -> None:
+    """Send the metrics of the model at intervals, if they have changed, until they are invalid or this is cancelled.
+
+    usage: returns those of the process.
+    """
     sent: Measurements | None = None
     while True:
-        measurements = Measurements(tuple(executor.measurements()))
+        measurements = Measurements((*executor.measurements(), *usage()))
         try:
             count = sum(len(family.samples) for family in measurements.families)
             if count > _MAX_SAMPLES:
@@ -161,6 +172,16 @@ async def _send_measurements(worker: "Worker", executor: Executor) -> None:
             return
         sent = measurements
         await asyncio.sleep(_METRICS_INTERVAL_S)
+
+
+def _own_usage() -> Iterable[Family]:
+    """Return CPU time and memory of this process, rounded, as they are sent when they have changed."""
+    usage = resource_usage()
+    memory = usage.get("process_resident_memory_bytes")
+    if memory is None:  # the system does not report it
+        return ()
+    cpu_s = round(usage["process_cpu_seconds_total"], _CPU_DIGITS)
+    return usage_families([({}, (cpu_s, memory // _MEMORY_STEP * _MEMORY_STEP))])
 
 
 class _StepSender:

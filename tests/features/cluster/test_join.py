@@ -614,8 +614,8 @@ async def test_a_model_is_ready_with_its_first_workers() -> None:
 
 
 def states(pool: Pool) -> dict[str, float]:
-    (family,) = [family for family in pool.measurements() if family.name == "dragoman_workers"]
-    return {sample.labels["state"]: sample.value for sample in family.samples}
+    counts = pool.states()
+    return {"loaded": sum(counts.values()) - counts["waiting"], "waiting": counts["waiting"]}
 
 
 @pytest.mark.parametrize(

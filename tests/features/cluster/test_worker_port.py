@@ -91,7 +91,7 @@ def test_a_model_waits_for_its_worker_and_ends_it(
     try:
         server.wait_until_ready()
         assert server.infer("m", [1.0, 2.5])[1]["outputs"][0]["data"] == [2.0, 5.0]
-        assert b'dragoman_workers{model="m",version="",state="loaded"} 1' in server.request("GET", "/metrics")[1]
+        assert b'dragoman_workers{model="m",version="",state="idle"} 1' in server.request("GET", "/metrics")[1]
         assert main(["status", server.url, "--json"]) == 0
         (entry,) = json.loads(capsys.readouterr().out)["models"]
         (status,) = entry["workers"]
