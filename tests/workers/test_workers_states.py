@@ -43,6 +43,8 @@ class FakeProcess:
     description = "fake process"
     exit_reason = "killed by SIGKILL"
     was_killed_by_system = False
+    needs_farewell = False
+    pid = 0
 
     def __init__(self) -> None:
         self.socket, self._worker = socket.socketpair()
