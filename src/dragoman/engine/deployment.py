@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from math import inf
 from time import monotonic
 from types import CoroutineType
 from typing import Any, TypeVar, cast
@@ -409,7 +410,7 @@ class Deployment:
             queued = Sample("dragoman_queued_calls", labels, self.batch_counters.queued())
             yield Family(queued.name, "gauge", "Calls that wait for a batch.", (queued,))
         if not self.is_copied:
-            limit = Sample("dragoman_calls_in_flight_limit", labels, self._most)
+            limit = Sample("dragoman_calls_in_flight_limit", labels, self.spec.max_queue or inf)
             yield Family(limit.name, "gauge", "Calls that may be queued or running at most.", (limit,))
             yield state_family(self.pools, labels)
         for pool in self.pools:
