@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,12 @@ class RecordingPool:
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         return ()
+
+    def states(self) -> Mapping[str, int]:
+        return {}
+
+    def process_ids(self) -> Mapping[int, int]:
+        return {}
 
     async def call(self, request: Request[Any]) -> Any:
         call = request.call
