@@ -206,6 +206,24 @@ class TransportOptions:
     keep_alive_timeout_s: Annotated[
         float, Option("seconds that an idle connection stays open", LIMITS, serve_only=True)
     ] = 75.0
+    max_connection_age_s: Annotated[
+        float,
+        Option(
+            "seconds, give or take a tenth, after which a connection is closed once no request can be lost, so that "
+            "clients reach other servers; 0: no limit",
+            LIMITS,
+            serve_only=True,
+        ),
+    ] = 0.0
+    max_connection_age_grace_s: Annotated[
+        float,
+        Option(
+            "seconds that requests in flight may take on a connection of that age before they are cancelled; 0: no "
+            "limit",
+            LIMITS,
+            serve_only=True,
+        ),
+    ] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,6 +113,8 @@ class SettingsArguments(TypedDict, total=False):
     body_timeout_s: float
     write_timeout_s: float
     keep_alive_timeout_s: float
+    max_connection_age_s: float
+    max_connection_age_grace_s: float
 
     # Protocols
     protocols: str

@@ -214,3 +214,28 @@ async def test_a_client_that_does_not_read_is_served_again_once_it_has() -> None
     assert client.transport.take() == [b"200", b"200"]
     assert client.send(GET) == [b"200"]
     assert 74 < client.check_after(40) < 80
+
+
+async def test_a_retired_connection_closes_after_the_response_that_announces_it() -> None:
+    client = Client()
+    assert client.send(GET) == [b"200"]
+    client.connection.retire()
+    assert client.is_open  # idle: the client may be sending a request
+    client.connection.get_buffer(-1)[: len(GET)] = GET
+    client.connection.buffer_updated(len(GET))
+    assert b"connection: close" in client.transport.written
+    assert not client.is_open
+
+
+async def test_a_retired_connection_outlives_a_response_that_did_not_announce_its_end() -> None:
+    client = Client()
+    client.connection.pause_writing()
+    assert client.send(post("/nope", 100) + bytes(50)) == []
+    client.connection.resume_writing()
+    await asyncio.sleep(0)
+    assert client.transport.take() == [b"404"]
+    client.connection.retire()
+    assert client.send(bytes(50)) == []  # the rest of the rejected body
+    assert client.is_open
+    assert client.send(GET) == [b"200"]
+    assert not client.is_open

@@ -38,6 +38,9 @@ class EchoConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.listener.remove(self)
 
+    def retire(self) -> None:
+        pass
+
     def drain(self) -> None:
         pass
 
@@ -58,6 +61,7 @@ class EchoProtocol(asyncio.Protocol):
         self.data_received = self.inner.begin  # type: ignore[method-assign]
         self.begin = self.inner.begin
         self.drain, self.cancel, self.abort = self.inner.drain, self.inner.cancel, self.inner.abort
+        self.retire = self.inner.retire
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.inner.listener.remove(self)

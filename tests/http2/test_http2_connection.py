@@ -116,6 +116,31 @@ def test_a_connection_without_a_request_gets_goaway_at_once() -> None:
     assert wire.frame_names() == ["GoAway", "Ping"]
 
 
+def test_a_retired_connection_ends_with_its_last_stream_also_if_that_is_still_to_come() -> None:
+    wire = Wire(EchoService(responds=False))
+    wire.connection.retire()
+    assert wire.read() == []  # a GOAWAY would cross a request, and the package h2 drop its response
+    wire.headers(1)
+    wire.service.handlers[0].stream.send_headers(b"\x88", ended=True)
+    *_, response, _, goaway = wire.read()
+    assert (response.stream_id, goaway.last_stream_id, wire.closed) == (1, 1, 1)
+
+
+def test_a_retired_connection_of_grpc_gets_goaway_at_once() -> None:
+    wire = Wire(EchoService(responds=False))
+    wire.headers(1, GRPC)
+    wire.connection.retire()
+    assert wire.frame_names()[-2:] == ["GoAway", "Ping"]
+    assert wire.closed < 1
+
+
+def test_a_retired_connection_without_a_request_is_drained_at_once() -> None:
+    wire = Wire()
+    wire.connection.retire()
+    wire.connection.drain()
+    assert wire.frame_names()[-2:] == ["GoAway", "Ping"]
+
+
 def test_a_connection_that_refuses_streams_ends_with_its_last_one_also_if_it_was_not_drained() -> None:
     wire = Wire(EchoService(responds=False)).headers(1)
     wire.connection.refuse_streams()

@@ -13,6 +13,7 @@ learn whether it may serve more than health checks. It uses `listener.loop`, `li
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 
 from dragoman.system.sockets import listening_socket
 from dragoman.transports.clients import Reserve, Warnings
+from dragoman.transports.connection_age import ConnectionAges
 from dragoman.transports.counters import TransportCounters
 from dragoman.transports.limits import Limits
 from dragoman.transports.timer_wheel import TimerWheel
@@ -49,6 +51,9 @@ class ListenerConnection(Protocol):
 
     def begin(self, data: bytes) -> None:
         """Handle bytes that were read to detect the protocol."""
+
+    def retire(self) -> None:
+        """Close at a moment at which no request can be lost: after the next response that announces it."""
 
     def drain(self) -> None:
         """Accept no more requests, and close after the current response; at once if there is none."""
@@ -89,7 +94,9 @@ class Listener:
         self.loop = asyncio.get_running_loop()
         self.limits = limits
         shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s)
-        self.wheel = TimerWheel(self.loop, min(shortest_s, limits.keep_alive_timeout_s))
+        shortest_s = min(shortest_s, limits.keep_alive_timeout_s, limits.max_connection_age_s or math.inf)
+        self.wheel = TimerWheel(self.loop, shortest_s)
+        self._ages = ConnectionAges(limits, self.wheel)
         self._http1 = http1
         self._http2 = http2
         self._tls = tls
@@ -155,6 +162,7 @@ class Listener:
 
     def remove(self, connection: ListenerConnection) -> None:
         self._open.discard(connection)
+        self._ages.remove(connection)
         self._reserve.forget(connection)
         if not self._open:
             self._empty.set()
@@ -224,6 +232,7 @@ class Listener:
 
     def add(self, connection: ListenerConnection) -> None:
         self._open.add(connection)
+        self._ages.add(connection, self.loop.time())
 
     def admits(self, connection: ListenerConnection, transport: Any) -> bool:
         """Return whether a connection that has just been made may send any request.
@@ -299,6 +308,9 @@ class _ProtocolDetector(asyncio.BufferedProtocol):
 
     def begin(self, data: bytes) -> None:
         raise AssertionError("a detector has no predecessor")
+
+    def retire(self) -> None:
+        """Nothing: the time for the first bytes is shorter."""
 
     def drain(self) -> None:
         self._transport.close()

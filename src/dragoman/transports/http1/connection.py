@@ -23,7 +23,8 @@ Stages up to BODY wait for the client, and have a timeout; in those from LINGER 
     GONE        the task that responds, if there is one
 
 Any stage becomes GONE when the connection is lost, and CLOSING when it fails. `drain` closes it up to HEAD, and after
-the rest of a rejected body; otherwise the response is the last one.
+the rest of a rejected body; otherwise the response is the last one. `retire` closes it after the next response whose
+headers announce that, so that a client cannot be sending another request.
 
 Independent of the stage, the writer is paused while the client reads too slowly: its timeout holds then, and no request
 is begun. Reading is paused while too much has arrived. A call of `_advance` is scheduled after many requests at once.
@@ -68,6 +69,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         "_body_size",
         "_budget",
         "_context",
+        "_is_draining",
         "_is_health_only",
         "_is_scheduled",
         "_last_headers",
@@ -99,7 +101,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._admission = admission = RequestAdmission(context.application)
         self._reader = RequestReader(context, admission.check)
         self._writer = Http1ResponseWriter(outgoing, flushes, context.counters, listener.loop)
-        self._writer.draining = listener.draining
+        self._writer.draining = self._is_draining = listener.draining  # whether it closes without a further response
         self._transport: Any = None
         self._stage = NEW
         self._since_s = 0.0  # start of the stage
@@ -122,7 +124,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             transport.close()
             return
         if not self._listener.admits(self, transport):
-            self._is_health_only = self._writer.draining = True
+            self._is_health_only = self._is_draining = self._writer.draining = True
         self._enter_stage(NEW)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -289,7 +291,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             if stage is not IDLE:
                 if stage is not last:
                     self._enter_stage(stage)
-            elif self._writer.draining:
+            elif self._is_draining:
                 if last is not NEW:
                     self._close()
             elif last is BETWEEN:
@@ -416,7 +418,7 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _end_response(self, *, unread: bool) -> None:
         """Wait for the next request, or close after the last response. `unread`: the client may still be sending."""
-        if not self._writer.close and not self._writer.draining:
+        if not self._writer.close and not self._is_draining:
             self._stage = BETWEEN
             self._since_s = self._listener.loop.time()
         elif unread or self._reader.unparsed_size:
@@ -468,8 +470,11 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._transport.close()
         return 0.0
 
+    def retire(self) -> None:
+        self._writer.draining = True  # a response that has begun did not announce it: then the next one is the last
+
     def drain(self) -> None:
-        self._writer.draining = True
+        self._writer.draining = self._is_draining = True
         if self._stage < QUEUED and not self._reader.in_body:
             self._close()
 

@@ -12,7 +12,8 @@ connection. `RateLimits` bounds what a client may let the server do for nothing.
 
     phase     entered by                                       new streams   leaves it
     OPEN      the start                                        accepted      by `drain`, by GOAWAY of the client
-    ENDING    `drain` during a request that is not of gRPC     accepted      with its last stream, by `refuse_streams`
+    ENDING    `drain` during a request that is not of gRPC,    accepted      with its last stream, by `refuse_streams`
+              `retire` of a connection without gRPC
     DRAINING  our GOAWAY with the highest number, and a PING   accepted      by the acknowledgement of the PING, or soon
     REFUSING  our GOAWAY with the last number, or the          refused       with its last stream
               client's GOAWAY
@@ -369,12 +370,20 @@ class Http2Connection:
         """Send a PING to find out whether the client responds."""
         self._writer.send(frames.frame(frames.PING, 0, 0, _PING))
 
+    def retire(self) -> None:
+        """End the connection when no request can be lost: of gRPC as `drain` does, else with its last stream, also if
+        that is still to come."""
+        if self.phase == OPEN and not self._has_grpc:
+            self.phase = ENDING
+        else:
+            self.drain()
+
     def drain(self) -> None:
         """Announce that no new stream will be accepted; `refuse_streams` follows once the client has seen it, or the
         last stream of a client without gRPC has ended."""
         if self.phase == OPEN and self.streams and not self._has_grpc:
             self.phase = ENDING
-        elif self.phase == OPEN:
+        elif self.phase == OPEN or (self.phase == ENDING and not self.streams):
             self.phase = DRAINING
             self._writer.send(frames.goaway(frames.NUMBER, frames.NO_ERROR))
             self.ping()

@@ -27,7 +27,7 @@ from dragoman.transports.clients import client_address, client_host
 from dragoman.transports.executor import MessageExecutor, ReadLimiter
 from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.limits import Http2Limits
-from dragoman.transports.http2.stream import CLOSED, ENDING, OPEN, Buffer, Http2Service
+from dragoman.transports.http2.stream import CLOSED, DRAINING, ENDING, OPEN, Buffer, Http2Service
 from dragoman.transports.listener import Listener, end_output
 
 log = logging.getLogger("dragoman.http2")
@@ -188,6 +188,11 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._transport.abort()
 
     # --- stopping -----------------------------------------------------------------------------------
+
+    def retire(self) -> None:
+        self.connection.retire()
+        if self.connection.phase == DRAINING:
+            self._loop.call_later(_LINGER_S, self.connection.refuse_streams)  # if no PING is acknowledged
 
     def drain(self) -> None:
         if self._transport is None:  # still in its TLS handshake
