@@ -8,9 +8,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
-
-from msgspec import structs
 
 from dragoman.core.options import RENAMED, Option, suggestion
 from dragoman.settings import GROUPS, PREFIX, SETTINGS
@@ -58,7 +57,7 @@ def add_arguments(parser: Any) -> None:
             _add_flag(groups[option.group], option)
     for old, new in RENAMED.items():
         if new in SETTINGS:
-            _add_flag(parser, structs.replace(SETTINGS[new], name=old, help=argparse.SUPPRESS))
+            _add_flag(parser, replace(SETTINGS[new], name=old, help=argparse.SUPPRESS))
 
 
 def _add_flag(group: Any, option: Option) -> None:

@@ -12,11 +12,8 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_origin
-
-import msgspec
-from msgspec import structs
 
 from dragoman.core.errors import InvalidInput
 from dragoman.system.environment import overwrite_variables
@@ -43,7 +40,8 @@ def type_words(kind: type) -> str:
     return _WORDS.get(kind) or kind.__name__
 
 
-class Option(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Option:
     """Declaration of an option. `name`, `type`, `choices` and `default` come from the field that it annotates.
 
     operator_only: rejected in files beside models, because it is a decision about security.
@@ -169,7 +167,7 @@ def _complete(name: str, hint: Any, default: Any) -> Option | None:
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
     given = None if default is MISSING else default
-    return structs.replace(declared, name=name, type=get_origin(kind) or kind, choices=choices, default=given)
+    return replace(declared, name=name, type=get_origin(kind) or kind, choices=choices, default=given)
 
 
 def values(kind: type, source: Any) -> dict[str, Any]:
