@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import dragoman
+from deploy.test_monitoring import check_query, dashboard_queries, page_queries
 from text_server import TextServer, events
 
 pytest.importorskip("torch")
@@ -588,3 +590,17 @@ async def test_two_hundred_disconnected_clients_leave_nothing(server: ServerThre
     await text_server.wait_until_idle()
     response = await text_server.post("/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": 3}})
     assert response.status == 200
+
+
+def test_the_queries_of_the_monitoring_page_select_samples_of_the_engine(server: ServerThread) -> None:
+    body = {"model": "story", "prompt": PROMPT, "max_tokens": 4, "stream": True}
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{server.url}/v1/completions", data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        assert b"[DONE]" in response.read()
+    with urllib.request.urlopen(f"http://{server.url}/metrics", timeout=120) as response:
+        families = [*text_string_to_metric_families(response.read().decode())]
+    samples = [sample for family in families for sample in family.samples]
+    queries = [query for query in (*page_queries(), *dashboard_queries()) if "dragoman_text_" in query.text]
+    assert len(queries) >= 10
+    assert all(check_query(query, samples) for query in queries)
