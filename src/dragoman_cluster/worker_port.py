@@ -137,7 +137,8 @@ class JoinedWorker:
 
     @property
     def needs_farewell(self) -> bool:
-        return not self._port.keeps_workers
+        is_for_next_server = self.end_starter is None or self.is_job_kept
+        return not (self._port.keeps_workers and is_for_next_server)
 
     @property
     def description(self) -> str:

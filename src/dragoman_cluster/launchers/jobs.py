@@ -106,16 +106,20 @@ class JobLauncher(ABC):
         Raises ModelFailed if it cannot be submitted, StartDelayed if the scheduler does not answer now, NotReady if it
         ends before.
         """
-        adopted = self.port.adopt(self.model, self.job_name) if self.is_adoptable else None
-        if adopted is not None:
+        while self.is_adoptable and (adopted := self.port.adopt(self.model, self.job_name)) is not None:
             ticket, job, joined = adopted
-        else:
-            (ticket, joined), job = self.port.expect(), ""
+            log.info("model '%s': %s %s of an earlier server is adopted", self.model, self.job_name, job)
+            self._submitted_s, self._states[job] = time.monotonic(), JobState("waiting", "adopted")
+            try:
+                return await self._launch(ticket, joined, job)
+            except NotReady as error:  # it has ended meanwhile
+                log.warning("%s", error.message)
+        return await self._launch(*self.port.expect())
+
+    async def _launch(self, ticket: str, joined: "asyncio.Future[JoinedWorker]", job: str = "") -> JoinedWorker:
+        """Return the worker of a job, which is submitted if there is none."""
         try:
-            if job:
-                log.info("model '%s': %s %s of an earlier server is adopted", self.model, self.job_name, job)
-                self._submitted_s, self._states[job] = time.monotonic(), JobState("waiting", "adopted")
-            else:
+            if not job:
                 job = await self._submit(ticket)
                 if self.is_adoptable:
                     self.port.note_job(ticket, KeptJob(self.model, self.job_name, job))
