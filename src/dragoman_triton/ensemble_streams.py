@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.errors import DragomanError
 from dragoman.core.tensor import Tensor
 
@@ -12,7 +13,7 @@ Tensors = Mapping[str, Tensor]
 
 
 async def split_step(
-    responses: AsyncGenerator[Any, None],
+    responses: ChunkStream[Any],
     follow: Callable[[Tensors], Awaitable[dict[str, Tensor]]],
     limit: int,
 ) -> AsyncGenerator[tuple[dict[str, Tensor], bool], None]:

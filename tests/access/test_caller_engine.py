@@ -26,6 +26,7 @@ from dragoman.core.calls import (
     States,
     Unload,
 )
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.errors import Forbidden, RateLimited
 from dragoman.core.record_calls import ListLoaded, ReadRecord
 
@@ -55,7 +56,10 @@ class RecordingEngine:
     async def call(self, request: Request[Any]) -> Response[Any]:
         raise AssertionError
 
-    async def stream(self, request: Request[Any]) -> AsyncGenerator[Response[Any], None]:
+    def stream(self, request: Request[Any]) -> ChunkStream[Response[Any]]:
+        return ChunkStream.of(self._responses(request))
+
+    async def _responses(self, request: Request[Any]) -> AsyncGenerator[Response[Any], None]:
         self.requests.append(request)
         for part in (1, 2):
             yield Response(part)

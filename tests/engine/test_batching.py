@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dragoman.core.bytes_tensor import BytesTensor, came_as_text
 from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.datatypes import BYTES, DATATYPES, Datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotReady
 from dragoman.core.metrics import Family
@@ -169,8 +170,8 @@ class RecordingPool:
             raise ModelFailed("model 'm' failed: ValueError: negative")
         return Inference({"y": Tensor.of(x * 2)}, call.parameters)
 
-    async def stream(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
-        yield await self.call(request)
+    def stream(self, request: Request[Any]) -> ChunkStream[Any]:
+        raise NotImplementedError
 
     async def close(self) -> None:
         self.ready = False

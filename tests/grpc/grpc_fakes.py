@@ -24,6 +24,7 @@ from dragoman.core.calls import (
     Response,
     ServerDescription,
 )
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.datatypes import FP32, INT32
 from dragoman.core.errors import ModelNotFound
 from dragoman.core.signature import Signature, TensorSpec
@@ -151,7 +152,10 @@ class FakeEngine:
             await self._forever()
         return Response(cast("A", _answer(request)), request.model, "1")
 
-    async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
+    def stream(self, request: Request[A]) -> ChunkStream[Response[A]]:
+        return ChunkStream.of(self._responses(request))
+
+    async def _responses(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
         self.requests.append(request)
         if request.model in self.errors:
             raise self.errors[request.model]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.chunks import Take
 from dragoman.core.tensor import Tensor
 from dragoman.workers.channel import socket_pair
 from dragoman.workers.frames import FrameKind, encode
@@ -50,7 +51,7 @@ class Recorder:
     async def call_async(self, request: Request[Any]) -> Any:
         raise NotImplementedError
 
-    def stream_async(self, request: Request[Any]) -> Any:
+    async def stream_async(self, request: Request[Any], take: Take[Any]) -> None:
         raise NotImplementedError
 
 

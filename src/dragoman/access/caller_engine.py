@@ -1,8 +1,8 @@
 """Engine for the requests of one caller: in its name, for its models only, within its limits."""
 
 import dataclasses
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -35,6 +35,7 @@ from dragoman.core.calls import (
     States,
     Unload,
 )
+from dragoman.core.chunks import ChunkStream, Take
 from dragoman.core.errors import DragomanError, Forbidden, RateLimited
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
@@ -135,15 +136,23 @@ class CallerEngine:
         response = self.begin(request)
         return response if isinstance(response, Response) else await response
 
-    async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
+    def stream(self, request: Request[A]) -> ChunkStream[Response[A]]:
+        return ChunkStream(partial(self._stream, request))
+
+    async def _stream(self, request: Request[A], take: Take[Response[A]]) -> None:
         permit = None
         try:
             permit = self._acquire()
             is_first = self._limiter is not None or self._budget is not None
-            async with aclosing(self._engine.stream(self._restrict(request))) as chunks:
-                async for chunk in chunks:
-                    yield self._with_limits(request, chunk) if is_first else chunk
+
+            def take_first(response: Response[A]) -> Awaitable[None] | None:
+                nonlocal is_first
+                if is_first:
                     is_first = False
+                    response = self._with_limits(request, response)
+                return take(response)
+
+            await self._engine.stream(self._restrict(request)).send_to(take_first if is_first else take)
         except _REFUSED as error:
             self._log(request, error)
             raise

@@ -1,13 +1,14 @@
 """The configuration of one model version: where it is, what runs it and how, and the models beside it."""
 
 import re
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from dragoman.core import error_texts
 from dragoman.core.calls import ModelDescription, Request, Response
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.dialect import Dialect
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import ModelOptions, Option
@@ -75,8 +76,8 @@ class SiblingModels(Protocol):
     def stream(self, request: Request[A]) -> ResponseStream[A]:
         """Start a call; return its responses."""
 
-    def responses(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        """As `stream`, on the event loop: the generator ends the call when it is closed."""
+    def responses(self, request: Request[A]) -> ChunkStream[A]:
+        """As `stream`, on the event loop."""
 
     def load(self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})) -> None:
         """Load a model of the repository, or load it again. Raises the errors of loading.

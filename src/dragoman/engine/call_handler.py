@@ -1,9 +1,10 @@
 """The engine as transports use it: in this process, or behind a socket."""
 
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
 from dragoman.core.calls import Request, Response
+from dragoman.core.chunks import ChunkStream
 
 A = TypeVar("A")
 
@@ -22,8 +23,8 @@ class CallHandler(Protocol):
     async def call(self, request: Request[A]) -> Response[A]:
         """Return the one response. Cancelling it cancels the call."""
 
-    def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
-        """Return the responses as they come. Closing the generator cancels the call."""
+    def stream(self, request: Request[A]) -> ChunkStream[Response[A]]:
+        """Return the responses as they come. Cancelling the task that reads them cancels the call."""
 
     def ready(self) -> bool:
         """Return True if every model is ready."""

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, closing
+from collections.abc import Coroutine
+from contextlib import closing
 from typing import Any, TypeVar
 
 from dragoman.core.errors import DeadlineExceeded
@@ -27,23 +27,6 @@ async def with_deadline(deadline_s: float, coroutine: Coroutine[Any, Any, A], po
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 return await pending
-        except TimeoutError as error:
-            raise deadline_error(pool) from error
-
-
-async def chunks_with_deadline(
-    deadline_s: float, chunks: AsyncGenerator[A, None], pool: Pool
-) -> AsyncGenerator[A, None]:
-    """Yield the chunks of a stream, each before the deadline."""
-    async with aclosing(chunks):
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(remaining_s(deadline_s)):
-                        chunk = await anext(chunks)
-                except StopAsyncIteration:
-                    return
-                yield chunk
         except TimeoutError as error:
             raise deadline_error(pool) from error
 

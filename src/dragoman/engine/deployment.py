@@ -4,8 +4,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -30,6 +29,7 @@ from dragoman.core.calls import (
     SignatureFor,
     Tensors,
 )
+from dragoman.core.chunks import ChunkStream, Take
 from dragoman.core.dialect import OWN, Dialect
 from dragoman.core.errors import (
     DeadlineExceeded,
@@ -52,7 +52,7 @@ from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher
 from dragoman.engine.binder import Binder, bound_request
 from dragoman.engine.counters import CallCounters
-from dragoman.engine.deadlines import WAITING, chunks_with_deadline, deadline_error, remaining_s, with_deadline
+from dragoman.engine.deadlines import WAITING, deadline_error, remaining_s, with_deadline
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.output_hints import OutputHints, share_rows
 from dragoman.engine.placements import PreferredPlacements
@@ -575,14 +575,30 @@ class Deployment:
         if self._hints is not None and type(answer) is Inference:
             self._correct(answer.outputs)
 
-    async def stream(self, request: Request[A], *, nested: bool = False) -> AsyncGenerator[Response[A], None]:
-        """Yield the responses to a call as they come. Closing the generator cancels the call. nested: see `begin`."""
+    def stream(self, request: Request[A], *, nested: bool = False) -> ChunkStream[Response[A]]:
+        """Return the responses to a call as they come. nested: see `begin`."""
+        return ChunkStream(partial(self._stream, request, nested))
+
+    async def _stream(self, request: Request[A], nested: bool, take: Take[Response[A]]) -> None:
         start_s = monotonic()
         error: BaseException | None = None
         usage = GenerationUsage() if type(request.call) is Generate else None
         if request.times.arrived_s:  # as in `begin`
             request = structs.replace(request, times=CallTimes())
         times, (name, version) = request.times, self._served_by
+
+        def take_chunk(chunk: Any) -> Awaitable[None] | None:
+            nonlocal error
+            if usage is not None:
+                usage.add(chunk)
+            elif isinstance(chunk, DragomanError):
+                error = chunk
+            if self._observes:
+                self._observe(chunk)
+            if not times.first_chunk_s:
+                times.first_chunk_s = monotonic()
+            return take(Response(chunk, name, version))
+
         try:
             if self.loads_on_demand and self.state != "READY":
                 request = await self.wait_until_loaded(request, start_s)
@@ -594,17 +610,9 @@ class Deployment:
             try:
                 if bound is None:
                     request, _ = await self._binder.bind_configured(request, self._call_pool)
-                async with aclosing(self._chunks(request)) as chunks:
-                    async for chunk in chunks:
-                        if usage is not None:
-                            usage.add(chunk)
-                        elif isinstance(chunk, DragomanError):
-                            error = chunk
-                        if self._observes:
-                            self._observe(chunk)
-                        if not times.first_chunk_s:
-                            times.first_chunk_s = monotonic()
-                        yield Response(chunk, name, version)
+                assert self._pool is not None
+                sending = self._pool.stream(request).send_to(take_chunk)
+                await (sending if deadline_s is None else with_deadline(deadline_s, sending, self._pool))
             finally:
                 self._leave(request.caller)
         except BaseException as raised:
@@ -685,11 +693,6 @@ class Deployment:
                 self.response_cache.discard(request)
             raise
         return cast("A", answer)
-
-    def _chunks(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        assert self._pool is not None
-        chunks = self._pool.stream(request)
-        return chunks if request.deadline_s is None else chunks_with_deadline(request.deadline_s, chunks, self._pool)
 
     def _enter(self, caller: Caller) -> None:
         self.in_flight += 1

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -15,6 +15,7 @@ from dragoman.core import calls
 from dragoman.core.about import one_line
 from dragoman.core.audit import log_change
 from dragoman.core.calls import Call, ModelDescription, Request, Response
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.errors import (
     DragomanError,
     Forbidden,
@@ -273,8 +274,8 @@ class Engine:
         """Return the one response to a call. Cancelling it cancels the call."""
         return await complete(self.begin(request))
 
-    def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
-        """Return the responses to a model call as they come. Closing the generator cancels the call."""
+    def stream(self, request: Request[A]) -> ChunkStream[Response[A]]:
+        """Return the responses to a model call as they come."""
         try:
             request = self.registry.resolve_handler(request) if type(request.call) is calls.Handle else request
             deployment = self._find(request)

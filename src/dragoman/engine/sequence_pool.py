@@ -4,8 +4,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from dragoman import plugins
 from dragoman.core import error_texts
 from dragoman.core.callers import share_of
 from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.chunks import ChunkStream, Take
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, SequenceLost
 from dragoman.core.metrics import Family, Sample, sum_families
 from dragoman.core.schedule import requested_timeout_s
@@ -108,20 +108,18 @@ class SequencePool:
             return self._infer(request)
         return self._workers[0].pool.call(request)
 
-    async def stream(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
+    def stream(self, request: Request[Any]) -> ChunkStream[Any]:
         if not isinstance(request.call, Infer):
-            async with aclosing(self._workers[0].pool.stream(request)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
+            return self._workers[0].pool.stream(request)
+        return ChunkStream(partial(self._stream, request))
+
+    async def _stream(self, request: Request[Any], take: Take[Any]) -> None:
         ended = asyncio.Event()
         sequence, turn = self._join(request, ended)
         try:
             pool: Pool = await turn.response
-            async with aclosing(pool.stream(structs.replace(request, call=turn.call))) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except (asyncio.CancelledError, GeneratorExit):
+            await pool.stream(structs.replace(request, call=turn.call)).send_to(take)
+        except asyncio.CancelledError:
             self._abandon(sequence, turn)
             raise
         finally:

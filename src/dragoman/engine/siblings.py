@@ -5,8 +5,9 @@ import concurrent.futures
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +16,7 @@ from msgspec import structs
 from dragoman.core.audit import log_change
 from dragoman.core.callers import ANYONE, current_caller
 from dragoman.core.calls import Describe, ModelDescription, Request, Response
+from dragoman.core.chunks import ChunkStream, Take
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
 from dragoman.core.spec import ResponseStream
 from dragoman.engine.control import ModelControl
@@ -109,11 +111,12 @@ class SiblingRegistry:
     async def call(self, request: Request[A]) -> A:
         return (await complete(self.begin(request))).answer
 
-    async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
+    def stream(self, request: Request[A]) -> ChunkStream[A]:
+        return ChunkStream(partial(self._stream, request))
+
+    async def _stream(self, request: Request[A], take: Take[A]) -> None:
         deployment = self._registry.route(request.model, request.version)
-        async with aclosing(deployment.stream(_nested(request), nested=True)) as responses:
-            async for response in responses:
-                yield response.answer
+        await deployment.stream(_nested(request), nested=True).send_to(lambda response: take(response.answer))
 
     def streams(self, name: str) -> bool:
         try:
@@ -146,11 +149,12 @@ class _StreamedResponses(Generic[A]):
         self._work = asyncio.run_coroutine_threadsafe(registry.run(self._forward(registry.stream(request))), loop)
         self._work.add_done_callback(lambda _: self._responses.put(None))
 
-    async def _forward(self, responses: AsyncGenerator[A, None]) -> None:
-        async with aclosing(responses):
-            async for response in responses:
-                await self._taken.acquire()
-                self._responses.put(response)
+    async def _forward(self, responses: ChunkStream[A]) -> None:
+        await responses.send_to(self._take)
+
+    async def _take(self, response: A) -> None:
+        await self._taken.acquire()
+        self._responses.put(response)
 
     def __iter__(self) -> Iterator[A]:
         return self
@@ -200,7 +204,7 @@ class SiblingClient:
         self._registry.users.add(self._name)
         return self._registry.begin(request)
 
-    def responses(self, request: Request[A]) -> AsyncGenerator[A, None]:
+    def responses(self, request: Request[A]) -> ChunkStream[A]:
         self._registry.users.add(self._name)
         return self._registry.stream(request)
 

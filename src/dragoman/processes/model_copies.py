@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import pickle
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from dragoman.core.calls import (
     Response,
     SignatureFor,
 )
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family, FamilyCollector
 from dragoman.core.spec import FileState, ModelSpec
@@ -198,7 +199,7 @@ class ModelCopies:
         response = self.begin(request)
         return response if isinstance(response, Response) else await response
 
-    def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
+    def stream(self, request: Request[A]) -> ChunkStream[Response[A]]:
         if type(request.call) in _ARRAY_CALLS:
             deployment = self._deployed.get((request.model, request.version))
             if deployment is not None:

@@ -4,8 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from msgspec import structs
@@ -13,6 +12,7 @@ from msgspec import structs
 from dragoman.access.caller_engine import CallerEngine, KeyLimits, LimitedCall
 from dragoman.access.grants import EVERYTHING, Grant
 from dragoman.core.calls import Load, Measure, ReadStatistics, Ready, Request, Response, ScaleModel, Unload
+from dragoman.core.chunks import Take
 from dragoman.core.errors import DragomanError, ServerError
 from dragoman.core.metrics import Family, Kind, Sample, sum_families
 from dragoman.core.record_calls import FindRequests
@@ -120,16 +120,14 @@ class ProcessService:
         except Exception as error:
             raise _public_error(error, request) from error
 
-    async def stream_async(self, request: Request[Any]) -> AsyncGenerator[Response[Any], None]:
+    async def stream_async(self, request: Request[Any], take: Take[Response[Any]]) -> None:
         self.calls += 1
         try:
             engine = self._engine
             if isinstance(request.call, LimitedCall):
                 engine = self._limit(request.call.limits)
                 request = structs.replace(request, call=request.call.call)
-            async with aclosing(engine.stream(request)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            await engine.stream(request).send_to(take)
         except Exception as error:
             raise _public_error(error, request) from error
 

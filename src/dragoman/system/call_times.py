@@ -113,16 +113,18 @@ class CallTimes(msgspec.Struct):
 current_call: Final[ContextVar[CallTimes | None]] = ContextVar("dragoman_call", default=None)
 
 
-def count_wait(seconds: float) -> None:
-    """Count seconds of the call that the running code computes as time in a queue, which a model has of its own."""
-    times = current_call.get()
+def count_wait(seconds: float, times: CallTimes | None) -> None:
+    """Count seconds of a call, `current_call` of the model's code, as time in a queue that the model has of its own."""
     if times is not None and times.started_s:
         times.started_s += seconds
 
 
-def note_tokens(prompts: int, completions: int) -> None:
-    """Report the tokens that the running call has used so far, also of one that is cancelled."""
-    times = current_call.get()
+def note_tokens(prompts: int, completions: int, times: CallTimes | None = None) -> None:
+    """Report the tokens that a call has used so far, also one that is cancelled; by default the running one.
+
+    A callback, which runs outside of the context of the call, gives its `current_call`.
+    """
+    times = times or current_call.get()
     if times is not None:
         before = times.computed_tokens
         times.computed_tokens = max(before[0], prompts), max(before[1], completions)

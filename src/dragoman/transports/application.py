@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -24,10 +23,10 @@ from dragoman.access.control import AccessControl
 from dragoman.access.grants import Grant
 from dragoman.core.callers import ANYONE
 from dragoman.core.calls import ModelCall, Response
+from dragoman.core.chunks import ReaderClosed
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.core.foreign_code import is_interruption
-from dragoman.core.sizes import INLINE, THREAD
-from dragoman.core.text import Generation
+from dragoman.core.sizes import THREAD
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import (
     BackgroundCall,
@@ -54,6 +53,7 @@ from dragoman.transports.limits import Limits
 from dragoman.transports.observation import Observation, RecordingWriter, RequestRecord
 from dragoman.transports.response_writer import CorsResponseWriter, ResponseWriter, with_headers
 from dragoman.transports.routing import Match, Router
+from dragoman.transports.stream_sender import StreamSender
 
 log = logging.getLogger("dragoman.http")
 
@@ -495,51 +495,30 @@ class Application:
 
     async def _stream(self, stream: HttpStream[Any], writer: ResponseWriter, context: Context) -> HttpResponse | None:
         """Send the chunks of a stream and return None, or return the response if it is a whole one."""
-        async with aclosing(self.engine.stream(stream.request)) as responses:
-            # An error before the first chunk still gets a status of its own.
-            first = await anext(responses, None)
-            is_error = first is not None and isinstance(first.answer, DragomanError)
-            limits = () if first is None else rate_limit_headers(first.limits)
-            if first is not None and not is_error and (whole := stream.format_whole(first)) is not None:
-                return with_headers(whole, limits)
-
-            chunk = b"" if first is None else await self._format_chunk(stream, first)
-            await writer.start(200, (*stream.headers, *limits))
-            await writer.write(chunk)
-            is_last = False
-            while not is_last:
-                try:  # errors of the model and of the format end the stream, those of the writer the response
-                    try:
-                        response = await anext(responses)
-                    except StopAsyncIteration:
-                        chunk, is_last = stream.format_last_chunk(), True
-                        if stream.final_request is not None:
-                            await self.engine.call(stream.final_request())
-                    else:
-                        answer = response.answer
-                        if type(answer) is Generation or (
-                            not isinstance(answer, DragomanError) and weight(answer) <= INLINE
-                        ):  # without a coroutine
-                            chunk = stream.format_chunk(response)
-                        else:
-                            chunk = await self._format_chunk(stream, response)
-                except DragomanError as error:
-                    chunk, is_last = stream.format_late_error(error), True
-                except BaseException as error:
-                    if is_interruption(error):
-                        raise
-                    internal = DragomanError(_internal_error(context).message)
-                    chunk, is_last = stream.format_late_error(internal), True
-                await writer.write(chunk)
-            await writer.end(stream.end)
+        sender = StreamSender(stream, writer, self.executor)
+        error: BaseException
+        try:
+            try:
+                await self.engine.stream(stream.request).send_to(sender.take)
+                last = stream.format_last_chunk()
+                if stream.final_request is not None:
+                    await self.engine.call(stream.final_request())
+            except ReaderClosed:
+                if sender.error is None:
+                    return sender.whole
+                failure, sender.error = sender.error, None  # which refers to the sender
+                raise failure from None
+        except BaseException as raised:  # of the model and of the format
+            if not writer.started or is_interruption(raised):  # the error still gets a status of its own
+                raise
+            error = raised if isinstance(raised, DragomanError) else DragomanError(_internal_error(context).message)
+            last = stream.format_late_error(error)
+        if not writer.started:
+            await writer.start(200, stream.headers)
+        if (sending := writer.write(last)) is not None:
+            await sending
+        await writer.end(stream.end)
         return None
-
-    async def _format_chunk(self, stream: HttpStream[Any], response: Response[Any]) -> bytes:
-        """Return a chunk of any size, or the error of one."""
-        answer = response.answer
-        if isinstance(answer, DragomanError):
-            return stream.format_late_error(answer)
-        return await self.executor.format(stream.format_chunk, response)
 
     async def _send_error(
         self, protocol: HttpProtocol, writer: ResponseWriter, error: DragomanError | HttpError, context: Context

@@ -103,7 +103,8 @@ class AsgiRequest:
         for part in response.body:
             view = memoryview(part).cast("B")
             for at in range(0, len(view), _CHUNK_BYTES):
-                await self.write(view[at : at + _CHUNK_BYTES])
+                if (sending := self.write(view[at : at + _CHUNK_BYTES])) is not None:
+                    await sending
         await self.end(b"")
 
     async def start(self, status: int, headers: Headers) -> None:
@@ -122,9 +123,10 @@ class AsgiRequest:
     def _last_message(self, part: Buffer) -> dict[str, Any]:
         return {"type": "http.response.body", "body": b"" if self._is_head else bytes(part), "more_body": False}
 
-    async def write(self, part: Buffer) -> None:
-        if not self._is_head:
-            await self._send_in_time({"type": "http.response.body", "body": bytes(part), "more_body": True})
+    def write(self, part: Buffer) -> Awaitable[None] | None:
+        if self._is_head:
+            return None
+        return self._send_in_time({"type": "http.response.body", "body": bytes(part), "more_body": True})
 
     async def end(self, part: Buffer) -> None:
         await self._send_in_time(self._last_message(part))

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -65,13 +65,13 @@ class AsyncResult:
     async def start(self, status: int, headers: Headers) -> None:
         self.status, self.headers = status, headers
 
-    async def write(self, chunk: Buffer) -> None:
+    def write(self, chunk: Buffer) -> Awaitable[None]:
         if self.is_disconnected or not self._store.reserve(self.owner, len(chunk)):
             self.abort()
             raise ClientDisconnected
         if chunk:
             self.chunks.append(bytes(chunk))
-        await asyncio.sleep(0)  # a model that never waits would block the event loop
+        return asyncio.sleep(0)  # a model that never waits would block the event loop
 
     async def end(self, chunk: Buffer) -> None:
         await self.write(chunk)

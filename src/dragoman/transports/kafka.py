@@ -292,7 +292,7 @@ class _Response:
     async def start(self, status: int, headers: Headers) -> None:
         self.status, self.headers = status, headers
 
-    async def write(self, chunk: Buffer) -> None:
+    def write(self, chunk: Buffer) -> None:
         self.body += chunk
 
     async def end(self, chunk: Buffer) -> None:

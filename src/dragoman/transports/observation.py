@@ -5,7 +5,7 @@ the call of a model that the request makes, and pass it to `Observation.end`. Wh
 `record.call`, which engine and worker stamp.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Protocol
 
@@ -185,9 +185,9 @@ class RecordingWriter(ForwardingWriter):
         self._record.status = status
         await super().start(status, headers)
 
-    async def write(self, chunk: Buffer) -> None:
+    def write(self, chunk: Buffer) -> Awaitable[None] | None:
         self._record.sent += len(chunk)
-        await super().write(chunk)
+        return super().write(chunk)
 
     async def end(self, chunk: Buffer) -> None:
         self._record.sent += len(chunk)

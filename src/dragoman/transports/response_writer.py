@@ -1,5 +1,6 @@
 """Sends the response of one request, whichever transport carries it."""
 
+from collections.abc import Awaitable
 from typing import Protocol
 
 from dragoman.protocols.wire import Buffer, Headers, HttpResponse
@@ -8,8 +9,8 @@ from dragoman.protocols.wire import Buffer, Headers, HttpResponse
 class ResponseWriter(Protocol):
     """Sends the response of one request: at once with `send`, or as a stream with `start`, `write` and `end`.
 
-    The methods return when more can be written. They raise CancelledError if the client has disconnected or does not
-    read.
+    The coroutines return when more can be written. All methods raise CancelledError if the client has disconnected or
+    does not read.
     """
 
     @property
@@ -26,7 +27,8 @@ class ResponseWriter(Protocol):
     async def start(self, status: int, headers: Headers) -> None:
         """Send the headers of a response of unknown length."""
 
-    async def write(self, chunk: Buffer) -> None: ...
+    def write(self, chunk: Buffer) -> Awaitable[None] | None:
+        """Send a chunk; return what to await before the next one, None if it can be written at once."""
 
     async def end(self, chunk: Buffer) -> None:
         """Send the last chunk, which may be empty."""
@@ -62,8 +64,8 @@ class ForwardingWriter:
     async def start(self, status: int, headers: Headers) -> None:
         await self._writer.start(status, headers)
 
-    async def write(self, chunk: Buffer) -> None:
-        await self._writer.write(chunk)
+    def write(self, chunk: Buffer) -> Awaitable[None] | None:
+        return self._writer.write(chunk)
 
     async def end(self, chunk: Buffer) -> None:
         await self._writer.end(chunk)

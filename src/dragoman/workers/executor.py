@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
 from subprocess import CalledProcessError, TimeoutExpired
@@ -30,6 +30,7 @@ from dragoman.core.calls import (
     Tensors,
     Tokenize,
 )
+from dragoman.core.chunks import ChunkStream, ReaderClosed, Take
 from dragoman.core.errors import (
     MAX_CHARACTERS,
     DeadlineExceeded,
@@ -85,7 +86,7 @@ _METHODS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], An
 
 
 def _method_kind(method: Callable[..., Any]) -> MethodKind:
-    if inspect.isasyncgenfunction(method):
+    if inspect.isasyncgenfunction(method) or getattr(method, "returns_chunk_stream", False):
         return "async generator"
     if inspect.iscoroutinefunction(method):
         return "coroutine"
@@ -252,29 +253,37 @@ class Executor:
                 raise self._public_error(error, request) from _cause(error)
             finally:
                 request.times.computed_s = monotonic()
-        first_two = []
-        async with aclosing(self.stream_async(request)) as chunks:
-            async for chunk in chunks:
-                first_two.append(chunk)
-                if len(first_two) > 1:
-                    break
+        first_two: list[Any] = []
+
+        def take(chunk: Any) -> None:
+            first_two.append(chunk)
+            if len(first_two) > 1:
+                raise ReaderClosed
+
+        with suppress(ReaderClosed):
+            await self.stream_async(request, take)
         return self._single(first_two)
 
-    async def stream_async(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
-        """As `stream`, for any kind of method. Other tasks get a turn between two chunks."""
+    async def stream_async(self, request: Request[Any], take: Take[Any]) -> None:
+        """As `stream`, for any kind of method: pass the chunks to `take`. Other tasks get a turn between them."""
         kind = self._kind(request)
         stream_method = _stream_method(self.model) if isinstance(request.call, Infer) else None
         if kind == "coroutine" and stream_method is None:
-            yield await self.call_async(request)
+            if (wait := take(await self.call_async(request))) is not None:
+                await wait
         elif kind in ("coroutine", "async generator"):
             current_call.set(request.times)
             request.times.started_s = monotonic()
             try:
                 call, convert, signature = self._conversion(request)
-                async with aclosing(self._begin(request, stream_method)) as results:
-                    async for result in results:
-                        is_error = isinstance(result, DragomanError)
-                        yield self._public_error(result, request) if is_error else convert(result, call, signature)
+
+                def convert_and_take(result: Any) -> Awaitable[None] | None:
+                    is_error = isinstance(result, DragomanError)
+                    return take(self._public_error(result, request) if is_error else convert(result, call, signature))
+
+                results = self._begin(request, stream_method)
+                stream = results if isinstance(results, ChunkStream) else ChunkStream.of(results)
+                await stream.send_to(convert_and_take)
             except BaseException as error:
                 if is_interruption(error):
                     raise
@@ -284,7 +293,8 @@ class Executor:
         else:
             with closing(self.stream(request)) as chunks:
                 for chunk in chunks:
-                    yield chunk
+                    if (wait := take(chunk)) is not None:
+                        await wait
                     await asyncio.sleep(0)
 
     # ------------------------------------------------------------------------------------------------------

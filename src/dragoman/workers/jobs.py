@@ -4,13 +4,14 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from dragoman.core.callers import ANYONE
 from dragoman.core.calls import Request
+from dragoman.core.chunks import NOTHING, ChunkStream, Relay, StreamEnd, Take
 from dragoman.core.errors import DeadlineExceeded, DragomanError
 from dragoman.system.call_times import CallTimes, ClockOffset
 from dragoman.system.request_context import get_context, values
@@ -125,61 +126,78 @@ class JobRunner:
         finally:
             del job, future  # an error refers to this frame: a cycle would keep the request until a full collection
 
-    async def stream(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
-        """Yield the chunks. Closing the generator cancels the job."""
-        stream = _Stream(lambda count: self.credit(job, count), lambda: self.cancel(job), self.limits_readers)
+    def stream(self, request: Request[Any]) -> ChunkStream[Any]:
+        """Return the chunks. Cancelling the task that reads them cancels the job."""
+        return ChunkStream(partial(self._stream, request))
+
+    async def _stream(self, request: Request[Any], take: Take[Any]) -> None:
+        stream = _Stream(
+            take, lambda count: self.credit(job, count), lambda: self.cancel(job), is_limited=self.limits_readers
+        )
         job = Job(next(self.numbers), FrameKind.STREAM, request, stream.deliver)
         self.submit(job)
-        async with aclosing(stream.chunks()) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        await stream.run()
 
 
 class _Stream:
     """The chunks of a stream that have arrived and are not read yet.
 
-    credit: called with the number of further chunks that the worker may send. cancel: called when the reader has closed
-    the stream or, if `is_limited`, has read nothing for `pool.STALL_S` while the worker waited for it.
+    take: takes a chunk. credit: called with the number of further chunks that the worker may send. cancel: called when
+    the reader has ended the stream or, if `is_limited`, has read nothing for `pool.STALL_S` while the worker waited for
+    it.
     """
 
-    def __init__(self, credit: Callable[[int], None], cancel: Callable[[], None], is_limited: bool) -> None:
+    def __init__(
+        self, take: Take[Any], credit: Callable[[int], None], cancel: Callable[[], None], *, is_limited: bool
+    ) -> None:
+        self._relay = Relay(take, self._next)
         self._credit = credit
         self._cancel = cancel
         self._is_limited = is_limited
         self._allowed = pool.WINDOW
         self._received = 0
+        self._read = 0
+        self._is_reading = False  # a chunk, the last one of `_next`
         self._ended = False
         # Bounded by the window: the worker waits for credit before each chunk beyond it.
-        self._queue: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
+        self._arrived: deque[tuple[Any, BaseException | None, bool]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def deliver(self, value: Any, error: BaseException | None, last: bool) -> None:
         """Add a chunk, an error or the end."""
-        self._queue.put_nowait((value, error, last))
+        self._arrived.append((value, error, last))
         self._received += 1
         self._ended = self._ended or last or error is not None
+        self._relay.wake()
         self._restart_timer()
 
-    async def chunks(self) -> AsyncGenerator[Any, None]:
-        """Yield the chunks as they arrive; raise the error that ends them."""
-        count = 0
+    async def run(self) -> None:
+        """Pass on the chunks as they arrive; raise the error that ends them."""
         try:
-            while True:
-                value, error, last = await self._queue.get()
-                if error is not None:
-                    raise error
-                if last:
-                    return
-                yield value
-                count += 1
-                if count % _CREDIT == 0:
-                    self._allowed += _CREDIT
-                    self._credit(_CREDIT)
-                self._restart_timer()
+            await self._relay.run()
         finally:
             self._ended = True
             self._restart_timer()
             self._cancel()
+
+    def _next(self) -> Any:
+        """Return the next chunk; the reader has taken the last one."""
+        if self._is_reading:
+            self._is_reading = False
+            self._read += 1
+            if self._read % _CREDIT == 0:
+                self._allowed += _CREDIT
+                self._credit(_CREDIT)
+            self._restart_timer()
+        if not self._arrived:
+            return NOTHING
+        value, error, last = self._arrived.popleft()
+        if error is not None:
+            raise error
+        if last:
+            raise StreamEnd
+        self._is_reading = True
+        return value
 
     def _restart_timer(self) -> None:
         """Restart the time limit of the reader, which counts while the worker waits for it."""
@@ -192,7 +210,8 @@ class _Stream:
     def _give_up(self) -> None:
         self._cancel()
         message = f"the reader of this stream is too slow: it read nothing for {pool.STALL_S:g} s"
-        self._queue.put_nowait((None, DeadlineExceeded(message), True))
+        self._arrived.append((None, DeadlineExceeded(message), True))
+        self._relay.wake()
 
 
 class JobSender:

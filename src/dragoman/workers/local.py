@@ -6,11 +6,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, closing, suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 from dragoman.core.calls import Generate, Request
+from dragoman.core.chunks import ChunkStream, Take
 from dragoman.core.errors import NotReady, WorkerLost, public_text
 from dragoman.core.foreign_code import public_error
 from dragoman.core.metrics import Family
@@ -29,8 +31,6 @@ from dragoman.workers.results import copy_outputs
 
 # Seconds that calls may take to end when their pool is closed.
 GRACE_S = 1.0
-# Chunks after which other tasks of the event loop get a turn, even if an `async` model never waits.
-_CHUNKS_PER_TURN = 16
 # Interval at which a model is asked whether it is available, in seconds.
 _AVAILABILITY_INTERVAL_S = 1.0
 
@@ -102,22 +102,16 @@ class InlinePool:
             response: A = copy_outputs(await executor.call_async(request), request.call)
         return response
 
-    async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
+    def stream(self, request: Request[A]) -> ChunkStream[A]:
+        return ChunkStream(partial(self._stream, request))
+
+    async def _stream(self, request: Request[A], take: Take[A]) -> None:
         if self.executor is None:
             raise unloading(self.spec)
-        count, call, interruptible = 0, request.call, _Interruptible(self)
-        running, task, is_text = self.running, interruptible.task, type(call) is Generate
-        async with aclosing(self.executor.stream_async(request)) as chunks:
-            with interruptible:
-                async for chunk in chunks:
-                    running.discard(task)  # the reader of the stream must not be cancelled
-                    yield chunk if is_text else copy_outputs(chunk, call)
-                    if self.executor is None:
-                        raise unloading(self.spec)
-                    running.add(task)
-                    count += 1
-                    if not count % _CHUNKS_PER_TURN:
-                        await asyncio.sleep(0)
+        call = request.call
+        is_text = type(call) is Generate  # without arrays
+        with _Interruptible(self):
+            await self.executor.stream_async(request, take if is_text else lambda c: take(copy_outputs(c, call)))
 
     async def close(self) -> None:
         executor, self.executor = self.executor, None
@@ -284,7 +278,7 @@ class ThreadPool(JobRunner):
     def call(self, request: Request[A]) -> A | Coroutine[Any, Any, A]:
         return super().call(request) if self._inline is None else self._inline.call(request)
 
-    def stream(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
+    def stream(self, request: Request[Any]) -> ChunkStream[Any]:
         return super().stream(request) if self._inline is None else self._inline.stream(request)
 
     def submit(self, job: Job) -> None:

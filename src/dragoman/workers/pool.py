@@ -2,12 +2,13 @@
 
 import errno
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from dragoman.core.calls import Call, Request, Tensors
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.errors import ModelFailed, OutOfMemory
 from dragoman.core.metrics import Family
 from dragoman.core.sequences import SequenceOptions
@@ -157,8 +158,8 @@ class Pool(Protocol):
         cancels it in the worker if it runs.
         """
 
-    def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
-        """Yield the chunks of the response; closing the generator cancels the call."""
+    def stream(self, request: Request[A]) -> ChunkStream[A]:
+        """Return the chunks of the response, an error of one chunk among them. Raises nothing before it is read."""
 
     async def close(self) -> None:
         """Stop at once: calls that still run or wait fail with NotReady."""

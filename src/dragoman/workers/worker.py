@@ -7,13 +7,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from dragoman.core import errors
 from dragoman.core.calls import Request
+from dragoman.core.chunks import Take
 from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost, error_text, public_text
 from dragoman.core.foreign_code import is_interruption, public_error
 from dragoman.core.metrics import Family
@@ -287,8 +287,8 @@ class CallExecutor(Protocol):
     async def call_async(self, request: Request[Any]) -> Any:
         """Return the response."""
 
-    def stream_async(self, request: Request[Any]) -> AsyncGenerator[Any, None]:
-        """Yield the chunks of the response."""
+    async def stream_async(self, request: Request[Any], take: Take[Any]) -> None:
+        """Pass the chunks of the response to `take`."""
 
 
 class Worker:
@@ -453,15 +453,16 @@ class Worker:
         self._finish(job, last or encode(FrameKind.END, job.number, stamps=job.stamps))
 
     async def _stream(self, job: _ReceivedJob, request: Request[Any]) -> None:
-        async with aclosing(self._executor.stream_async(request)) as chunks:
-            async for chunk in chunks:
-                if isinstance(chunk, DragomanError):
-                    chunk = _public_error(chunk, "")
-                if self._concurrent:  # other calls may write to it while it waits to be sent
-                    chunk = copy_outputs(chunk, request.call)
-                self._channel.send(self._encode(FrameKind.CHUNK, job, chunk))
-                await self._channel.drain()  # before the model can write to the same array
-                await job.credits.acquire()
+        async def send(chunk: Any) -> None:
+            if isinstance(chunk, DragomanError):
+                chunk = _public_error(chunk, "")
+            if self._concurrent:  # other calls may write to it while it waits to be sent
+                chunk = copy_outputs(chunk, request.call)
+            self._channel.send(self._encode(FrameKind.CHUNK, job, chunk))
+            await self._channel.drain()  # before the model can write to the same array
+            await job.credits.acquire()
+
+        await self._executor.stream_async(request, send)
 
     def _finish(self, job: _ReceivedJob, last: list[Buffer], *, now: bool = False) -> None:
         _exit_if_forked(self._pid)

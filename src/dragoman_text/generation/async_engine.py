@@ -5,7 +5,7 @@ import logging
 import queue
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -13,11 +13,12 @@ from functools import partial
 from msgspec import structs
 
 from dragoman.core.callers import current_caller
+from dragoman.core.chunks import NOTHING, Relay, StreamEnd, Take, pushes
 from dragoman.core.errors import DragomanError, Overloaded, WorkerLost
 from dragoman.core.fair_share import has_place
 from dragoman.core.foreign_code import public_error
 from dragoman.core.text import Generation, PromptInfo, Text, merge_chunks
-from dragoman.system.call_times import count_wait, note_tokens
+from dragoman.system.call_times import count_wait, current_call, note_tokens
 from dragoman_text.generation.engine import GenerationEngine
 from dragoman_text.generation.job import GenerationJob, PromptRequest
 from dragoman_text.generation.text_engine import notify, start_thread
@@ -52,8 +53,9 @@ class AsyncEngine:
         """Number of waiting and running prompts."""
         return self._open
 
-    async def generate(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
-        """Yield chunks as they are generated; closing the generator cancels the prompts at the next step.
+    @pushes
+    async def generate(self, prompts: Sequence[PromptRequest], take: Take[Generation]) -> None:
+        """Return the chunks as they are generated; the end of the reader cancels the prompts at the next step.
 
         Raises Overloaded, WorkerLost if the engine is closed, and the error of any of the prompts.
         """
@@ -71,26 +73,27 @@ class AsyncEngine:
             raise Overloaded(f"Exceeds the part of key '{caller.name}' in the queue of {self._capacity} prompts")
         call = _CallResults(self, len(prompts), sum(request.sampling.n for request in prompts))
         jobs = [GenerationJob(request, call, caller=caller) for request in prompts]
-        is_waiting = True
+        times, is_waiting = current_call.get(), True
+
+        def take_chunk(chunk: Generation) -> Awaitable[None] | None:
+            nonlocal is_waiting
+            if is_waiting:
+                is_waiting = False
+                count_wait(_waited_s(jobs), times)
+            return take(chunk)
+
+        relay = Relay(take_chunk, call.next_chunk)
+        call.wake = relay.wake
         self._open += len(jobs)
         self._open_of[owner] += len(jobs)
         self.commands.put(lambda engine: self._begin(engine, jobs))
         try:
             if self._closed:  # closed meanwhile: the command may never be executed
                 raise WorkerLost(self.ended or _STOPPED)
-            while call.remaining:
-                await call.updated.wait()
-                call.updated.clear()
-                if (chunk := call.next_chunk()) is not None:
-                    if is_waiting:
-                        is_waiting = False
-                        count_wait(_waited_s(jobs))
-                    yield chunk
-                if call.failure is not None:
-                    raise call.failure
+            await relay.run()
         finally:
             if is_waiting:
-                count_wait(_waited_s(jobs))
+                count_wait(_waited_s(jobs), times)
             note_tokens(sum(len(request.tokens) for request in prompts), sum(job.generated for job in jobs))
             self._open -= len(jobs)
             self._open_of[owner] -= len(jobs)
@@ -203,18 +206,18 @@ def _waited_s(jobs: Sequence[GenerationJob]) -> float:
 class _CallResults:
     """Results of one call: added by the engine's thread, consumed on the event loop.
 
-    remaining: number of texts that are not yet returned whole. failure: the first error.
+    wake: called on the event loop when there are more.
     """
 
     def __init__(self, service: AsyncEngine, prompts: int, texts: int) -> None:
         self.loop = asyncio.get_running_loop()
-        self.updated = asyncio.Event()
-        self.remaining = texts
+        self.wake: Callable[[], None] = lambda: None
+        self._remaining = texts  # that are not yet returned whole
         self._service = service
         self._infos: list[PromptInfo | None] = [None] * prompts
         self._is_begun = False  # whether a chunk contained the prompts' information
         self._results: deque[Text] = deque()  # the engine's thread appends while the loop pops from the left
-        self.failure: DragomanError | None = None
+        self._failure: DragomanError | None = None  # the first one
         self._since_s = time.monotonic()
 
     def info(self, index: int, info: PromptInfo) -> None:
@@ -229,18 +232,26 @@ class _CallResults:
         self._service.mark_updated(self)
 
     def error(self, error: DragomanError) -> None:
-        self.failure = self.failure or error
+        self._failure = self._failure or error
         self._service.mark_updated(self)
 
-    def next_chunk(self) -> Generation | None:
-        """Return the results since the last chunk, the first one with the prompts' information; None without any."""
+    def next_chunk(self) -> Generation:
+        """Return the results since the last chunk, the first one with the prompts' information; NOTHING without any.
+
+        Raises the error of any of the prompts, and StreamEnd after the last chunk.
+        """
+        if not self._remaining:
+            raise StreamEnd
         prompts: tuple[PromptInfo, ...] = ()
         if not self._is_begun:
             prompts = tuple(info for info in self._infos if info is not None)
         if not self._results or (not self._is_begun and len(prompts) < len(self._infos)):
-            return None
+            if self._failure is not None:
+                raise self._failure
+            nothing: Generation = NOTHING
+            return nothing
         self._is_begun = True
         results = [self._results.popleft() for _ in range(len(self._results))]
-        self.remaining -= sum([1 for text in results if text.finish])
+        self._remaining -= sum([1 for text in results if text.finish])
         generation = Generation(tuple(results), prompts)
         return generation if len(results) == 1 else merge_chunks([generation])

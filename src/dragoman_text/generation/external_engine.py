@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Generate
+from dragoman.core.chunks import ChunkStream, Take, pushes
 from dragoman.core.errors import ModelFailed, Overloaded
 from dragoman.core.foreign_code import is_interruption
 from dragoman.core.metrics import Family
@@ -114,14 +115,13 @@ class ExternalEngine:
     def measurements(self) -> Iterable[Family]:
         return ()
 
-    async def generate(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
+    @pushes
+    async def generate(self, prompts: Sequence[PromptRequest], take: Take[Generation]) -> None:
         if 0 < self._capacity < self._open + len(prompts):
             raise Overloaded(f"Exceeds maximum queue size of {self._capacity} prompts")
         self._open += len(prompts)
         try:
-            async with aclosing(self._chunks(prompts)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            await ChunkStream.of(self._chunks(prompts)).send_to(take)
         finally:
             self._open -= len(prompts)
 

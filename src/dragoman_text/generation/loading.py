@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from dragoman.core.calls import Generate
+from dragoman.core.chunks import ChunkStream, Take, pushes
 from dragoman.core.errors import ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.text import TEMPLATE_TEXT, Generation, Prompt, TokenSpan
@@ -163,20 +163,19 @@ class LocalEngine:
     def split_call(self, call: Generate) -> list[PromptRequest]:
         return self.intake.split_call(call)
 
-    def generate(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
+    def generate(self, prompts: Sequence[PromptRequest]) -> ChunkStream[Generation]:
         names = {prompt.sampling.adapter for prompt in prompts} - {""}
         return self._with_adapters(prompts, sorted(names)) if names else self.service.generate(prompts)
 
+    @pushes
     async def _with_adapters(
-        self, prompts: Sequence[PromptRequest], names: Sequence[str]
-    ) -> AsyncGenerator[Generation, None]:
+        self, prompts: Sequence[PromptRequest], names: Sequence[str], take: Take[Generation]
+    ) -> None:
         """Generate with the weights that the adapters have now, which stay in memory until the call has ended."""
         keys = await self.adapters.acquire(names)
         try:
             requests = [replace(prompt, adapter=keys.get(prompt.sampling.adapter, "")) for prompt in prompts]
-            async with aclosing(self.service.generate(requests)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            await self.service.generate(requests).send_to(take)
         finally:
             self.adapters.release(keys.values())
 

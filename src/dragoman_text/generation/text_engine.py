@@ -4,11 +4,12 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Generate
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.errors import ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.options import type_words
@@ -72,8 +73,8 @@ class TextEngine(Protocol):
         Raises InvalidInput for a parameter that is invalid or not supported by this engine.
         """
 
-    def generate(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
-        """Yield chunks as they are generated, the first with information on the prompts; closing cancels them.
+    def generate(self, prompts: Sequence[PromptRequest]) -> ChunkStream[Generation]:
+        """Return the chunks as they are generated, the first with information on the prompts.
 
         Raises Overloaded if the queue is full, WorkerLost if the engine has ended, and errors of the generation.
         """
@@ -93,9 +94,9 @@ log = logging.getLogger("dragoman.generation")
 
 
 class Waiter(Protocol):
-    """A coroutine's wait for results."""
+    """Something on an event loop that waits for results."""
 
-    updated: asyncio.Event
+    def wake(self) -> None: ...
 
 
 def start_thread(make: Callable[[], E], live: Callable[[E], None], name: str) -> threading.Thread:
@@ -129,4 +130,4 @@ def notify(loop: asyncio.AbstractEventLoop, waiters: Collection[Waiter]) -> None
 
 def _wake(waiters: Collection[Waiter]) -> None:
     for waiter in waiters:
-        waiter.updated.set()
+        waiter.wake()

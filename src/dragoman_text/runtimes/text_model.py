@@ -1,8 +1,7 @@
 """Shared by the runtimes of text generation: the model around an engine."""
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from msgspec import structs
 from dragoman.codecs.elements import strings
 from dragoman.core.callers import current_caller
 from dragoman.core.calls import Generate, Infer, Inference, Tokenize
+from dragoman.core.chunks import ChunkStream, Take, pushes
 from dragoman.core.datatypes import BOOL, BYTES, INT32, INT64
 from dragoman.core.documents import parse_json, read_json
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, ModelFailed, WorkerLost
@@ -38,7 +38,7 @@ from dragoman.core.text import (
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 from dragoman.runtimes.files import model_path
-from dragoman.system.call_times import note_tokens
+from dragoman.system.call_times import current_call, note_tokens
 from dragoman.system.threads import PYTORCH_LOADS, DaemonThreads, TimeLimitExceededError, run_stoppable
 from dragoman.system.transformers_loads import transformers_lock
 from dragoman_text.generation import folder as folders
@@ -48,7 +48,7 @@ from dragoman_text.generation.image_queue import DEFAULT_MIB, ImageQueue, featur
 A = TypeVar("A")
 _POLICY = Policy()  # limits for JSON in strings
 
-GenerateFunction = Callable[[Generate], AsyncIterator[Generation]]
+GenerateFunction = Callable[[Generate], ChunkStream[Generation]]
 
 # Triton's names of the inputs, and other names of the input of prompts.
 _PROMPTS = "text_input"
@@ -90,9 +90,9 @@ _MAX_REPORTED = 32
 async def infer_texts(generate: GenerateFunction, call: Infer) -> Inference:
     """Return the completions of all prompts: one row each, or one for each of `n`."""
     request, ignored = parse_generate(call, stream=False)
-    source: Any = generate(request)
-    async with aclosing(source) as chunks:
-        generation = merge_chunks([chunk async for chunk in chunks])
+    chunks: list[Generation] = []
+    await generate(request).send_to(chunks.append)
+    generation = merge_chunks(chunks)
     note_tokens(sum(info.tokens for info in generation.prompts), sum(text.generated for text in generation.texts))
     names = [quote(name[:64], safe=".-_") for name in ignored[:_MAX_REPORTED]]
     value = {"x-ignored-parameters": ", ".join(names)} if names else {}
@@ -104,22 +104,25 @@ async def infer_texts(generate: GenerateFunction, call: Infer) -> Inference:
     return Inference(outputs, metadata=value)
 
 
-async def stream_texts(generate: GenerateFunction, call: Infer) -> AsyncGenerator[Inference, None]:
-    """Yield the new text of each completion, one row each; finish_reason is empty until it ends."""
+@pushes
+async def stream_texts(generate: GenerateFunction, call: Infer, take: Take[Inference]) -> None:
+    """Return the new text of each completion, one row each; finish_reason is empty until it ends."""
     if _repeats_prompts(call):
         raise InvalidInput("input 'exclude_input_in_output': expected true, as a stream has only new text")
     request, _ = parse_generate(call, stream=True)
     count = max(1, request.sampling.n)
     rows = [Text(p, c) for p in range(len(request.prompts)) for c in range(count)]
-    prompts, generated = 0, dict[tuple[int, int], int]()
-    source: Any = generate(request)
-    async with aclosing(source) as chunks:
-        async for chunk in chunks:
-            new = {(text.prompt, text.choice): text for text in chunk.texts}
-            prompts += sum(info.tokens for info in chunk.prompts)
-            generated |= {key: text.generated for key, text in new.items()}
-            note_tokens(prompts, sum(generated.values()))
-            yield Inference(_outputs([new.get((row.prompt, row.choice), row) for row in rows], whole=False))
+    prompts, generated, times = 0, dict[tuple[int, int], int](), current_call.get()
+
+    def take_chunk(chunk: Generation) -> Awaitable[None] | None:
+        nonlocal prompts, generated
+        new = {(text.prompt, text.choice): text for text in chunk.texts}
+        prompts += sum(info.tokens for info in chunk.prompts)
+        generated |= {key: text.generated for key, text in new.items()}
+        note_tokens(prompts, sum(generated.values()), times)
+        return take(Inference(_outputs([new.get((row.prompt, row.choice), row) for row in rows], whole=False)))
+
+    await generate(request).send_to(take_chunk)
 
 
 def parse_generate(call: Infer, *, stream: bool) -> tuple[Generate, list[str]]:
@@ -285,7 +288,8 @@ class TextModel(Model):
         families: Iterable[Family] = self.text_engine.measurements()
         return families
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Generation, None]:
+    @pushes
+    async def generate(self, call: Generate, take: Take[Generation]) -> None:
         call = self._with_owner(call)
         if call.sampling.grammar is not None:
             await self.text_engine.prepare(call)
@@ -293,12 +297,14 @@ class TextModel(Model):
             job = await self._run(call.prompts, partial(self.text_engine.split_call, call))
             if size:
                 reserve(feature_bytes(job))
-            async with aclosing(self.text_engine.generate(job)) as chunks:
-                if call.stream:
-                    async for chunk in chunks:
-                        yield chunk
-                else:
-                    yield merge_chunks([chunk async for chunk in chunks])
+            stream: ChunkStream[Generation] = self.text_engine.generate(job)
+            if call.stream:
+                await stream.send_to(take)
+            else:
+                chunks: list[Generation] = []
+                await stream.send_to(chunks.append)
+                if (wait := take(merge_chunks(chunks))) is not None:
+                    await wait
 
     def _with_owner(self, call: Generate) -> Generate:
         """Return the call with the owner of its request in the salt of the prefix cache, unless owners share it."""
@@ -314,10 +320,8 @@ class TextModel(Model):
     async def infer(self, call: Infer) -> Inference:
         return await infer_texts(self.generate, call)
 
-    async def infer_stream(self, call: Infer) -> AsyncGenerator[Inference, None]:
-        async with aclosing(stream_texts(self.generate, call)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+    def infer_stream(self, call: Infer) -> ChunkStream[Inference]:
+        return stream_texts(self.generate, call)
 
     async def tokenize(self, call: Tokenize) -> Tokenized:
         with self._images.reserve(image_bytes([call.prompt])):

@@ -6,12 +6,13 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
 from dragoman.core.callers import Caller
 from dragoman.core.calls import Response
+from dragoman.core.chunks import ReaderClosed
 from dragoman.core.errors import DragomanError, NotReady, ServerError
 from dragoman.core.foreign_code import is_interruption
 from dragoman.core.sizes import INLINE, THREAD
@@ -76,8 +77,8 @@ class Peer(Protocol):
     async def read(self) -> Any:
         """Return the next message, None after the last."""
 
-    async def write(self, message: Reply) -> None:
-        """Send a message; return when another can be sent."""
+    def write(self, message: Reply) -> Awaitable[None] | None:
+        """Send a message; return what to await before the next one, None if another can be sent at once."""
 
     def count_unread(self, size: int) -> None:
         """Count `size` bytes more, or fewer if negative, that wait for the client beside the messages written."""
@@ -221,14 +222,12 @@ class StreamMethod(msgspec.Struct, frozen=True):
         async with aclosing(read_messages(peer, self.stopping)) as bodies:
             async for body in bodies:
                 request = GrpcRequest(body, peer.metadata, peer.deadline_s, peer.context, peer.caller, peer.record)
-                async with aclosing(self._answers(request, peer)) as answers:
-                    async for answer in answers:
-                        await self._send(request, answer, peer)
+                await self._answer(request, peer)
         if self.stopping.done():
             raise status_error(self.protocol, NotReady("the server is shutting down"))
 
-    async def _answers(self, request: GrpcRequest, peer: Peer) -> AsyncGenerator[bytes | DragomanError, None]:
-        """Yield the response messages to one message, and its error if there is one."""
+    async def _answer(self, request: GrpcRequest, peer: Peer) -> None:
+        """Write the response messages to one message, and its error if there is one."""
         own_id, stream = "", None
         try:
             size = len(request.body)
@@ -238,38 +237,76 @@ class StreamMethod(msgspec.Struct, frozen=True):
                 stream = stream.then(await self.engine.call(stream.request))
             if request.record is not None:
                 request.record.set_call(stream.request)
-            async with aclosing(self.engine.stream(stream.request)) as pieces:
-                async for piece in pieces:
-                    if isinstance(piece.answer, DragomanError):
-                        if (message := stream.format_error(piece.answer)) is None:
-                            raise piece.answer
-                        yield message
-                    else:
-                        yield await self._format(stream.format_chunk, piece, peer)
-            if (end := stream.format_end()) is not None:
-                yield end
+            sender = _MessageSender(stream, peer, self.executor)
+            try:
+                await self.engine.stream(stream.request).send_to(sender.take)
+            except ReaderClosed:
+                failure, sender.error = sender.error, None  # which refers to the sender
+                raise failure or GrpcError("CANCELLED", "the call was cancelled") from None
+            last = stream.format_end()
         except BaseException as error:
-            if is_interruption(error):
+            if is_interruption(error) or isinstance(error, GrpcError):
                 raise
             found = public_error(error, request.context, own_id)
             if isinstance(stream, GrpcStream) and stream.ends_with_status:
                 raise status_error(self.protocol, found) from error
-            yield found
+            last = self.method.format_error(request, found)
+            if last is None:
+                raise status_error(self.protocol, found) from error
+        if last is not None and (sending := peer.write(last)) is not None:
+            await sending
 
-    async def _format(self, function: Callable[[Any], bytes], response: Response[Any], peer: Peer) -> bytes:
-        """Format a response. It counts as unread while it waits: other streams of the client must not run ahead."""
-        size = weight(response.answer)
-        peer.count_unread(size)
+
+class _MessageSender:
+    """Formats the responses of one stream and writes them to its client.
+
+    error: of the format or of the response, which ends the stream; a GrpcError ends the call.
+    """
+
+    __slots__ = ("_executor", "_peer", "_stream", "error")
+
+    def __init__(self, stream: GrpcStream[Any], peer: Peer, executor: MessageExecutor) -> None:
+        self._stream = stream
+        self._peer = peer
+        self._executor = executor
+        self.error: BaseException | None = None
+
+    def take(self, response: Response[Any]) -> Awaitable[None] | None:
+        """Write a message; see `dragoman.core.chunks.Take`."""
+        answer = response.answer
+        size = weight(answer)
+        if size > INLINE:
+            return self._take_large(response, size)
         try:
-            return await self.executor.format(function, response, size)
-        finally:
-            peer.count_unread(-size)
+            if isinstance(answer, DragomanError):
+                message = self._stream.format_error(answer)
+                if message is None:
+                    raise answer
+            else:
+                message = self._stream.format_chunk(response)
+            return self._peer.write(message)
+        except BaseException as error:
+            self._fail(error)
 
-    async def _send(self, request: GrpcRequest, answer: Any, peer: Peer) -> None:
-        written = self.method.format_error(request, answer) if isinstance(answer, DragomanError) else answer
-        if written is None:
-            raise status_error(self.protocol, answer)
-        await peer.write(written)
+    async def _take_large(self, response: Response[Any], size: int) -> None:
+        """Write a large message. It counts as unread while it is formatted: other streams of the client must not run
+        ahead."""
+        try:
+            self._peer.count_unread(size)
+            try:
+                message = await self._executor.format(self._stream.format_chunk, response, size)
+            finally:
+                self._peer.count_unread(-size)
+            if (sending := self._peer.write(message)) is not None:
+                await sending
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        if is_interruption(error):
+            raise error
+        self.error = error
+        raise ReaderClosed from error
 
 
 async def read_messages(peer: Peer, stopping: asyncio.Future[None]) -> AsyncGenerator[Any, None]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from contextvars import copy_context
 from functools import partial
 from types import CoroutineType
@@ -239,8 +239,8 @@ class StreamCall(GrpcCall, eq=False):
 
     # --- messages to the client ----------------------------------------------------------------------------------
 
-    async def write(self, message: Reply) -> None:
-        """Send a message; return when it has been passed to the transport."""
+    def write(self, message: Reply) -> Awaitable[None] | None:
+        """Send a message; return what to await until it has been passed to the transport."""
         if self._state >= CLOSED:
             raise ClientDisconnected
         if self._state is OPEN:
@@ -252,6 +252,9 @@ class StreamCall(GrpcCall, eq=False):
             raise overload_error(self._server.bodies)
         self._sent += size
         self._stream.send_data(prefix.pack(0, size), *parts)
+        return self._wait_until_sent() if self._stream.pending else None
+
+    async def _wait_until_sent(self) -> None:
         while self._stream.pending:
             self._writer = self._server.loop.create_future()
             try:

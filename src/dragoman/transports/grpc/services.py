@@ -91,7 +91,8 @@ class Reflection:
     async def talk(self, peer: Peer) -> None:
         async with aclosing(read_messages(peer, self._stopping)) as messages:
             async for message in messages:
-                await peer.write(self.respond(message))
+                if (sending := peer.write(self.respond(message))) is not None:
+                    await sending
 
     def respond(self, message: Buffer) -> bytes:
         """Return the response to one ServerReflectionRequest. Raises GrpcError if the message is not one."""
@@ -202,7 +203,8 @@ class Health:
         while True:
             status = self._status(service)
             if status != last:
-                await peer.write(_serialize_status(status))
+                if (sending := peer.write(_serialize_status(status))) is not None:
+                    await sending
                 last = status
             elif self._stopping.done():
                 return

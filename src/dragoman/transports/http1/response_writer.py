@@ -15,6 +15,7 @@ accepts no more; `is_disconnected`, once nothing can be written.
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from typing import Any
 
 from dragoman.core.foreign_code import ClientDisconnected
@@ -222,14 +223,15 @@ class Http1ResponseWriter:
         self._is_chunked = head is not None and head.method != "HEAD" and not head.http10
         self._put(self._start(status, headers, None, False))
 
-    async def write(self, part: Buffer) -> None:
+    def write(self, part: Buffer) -> Awaitable[None] | None:
         self._check_connected()
         if part:
             self._chunk(part, b"\r\n")
         if self.is_paused:
-            await self._wait_until_drained()
-        elif part and not 0 < len(self._parts) < _MAX_COLLECTED:
-            await asyncio.sleep(0)  # a model that never waits would block the event loop
+            return self._wait_until_drained()
+        if part and not 0 < len(self._parts) < _MAX_COLLECTED:
+            return asyncio.sleep(0)  # a model that never waits would block the event loop
+        return None
 
     async def end(self, part: Buffer) -> None:
         self._check_connected()
@@ -295,6 +297,8 @@ class Http1ResponseWriter:
 
     async def _wait_until_drained(self) -> None:
         """Wait until the client has read; the connection checks the timeout."""
+        if not self.is_paused:  # it has read since this was called: the reader of a stream awaits it later
+            return
         self._can_write = self._loop.create_future()
         try:
             await self._can_write

@@ -17,6 +17,7 @@ Independent of this, `is_disconnected` says that the stream was reset or the con
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Any
@@ -237,10 +238,10 @@ class Http2Request:
         self.started = True
         self._stream.send_headers(self._block(status, headers), ended=self._request_headers.method == "HEAD")
 
-    async def write(self, part: Buffer) -> None:
+    def write(self, part: Buffer) -> Awaitable[None] | None:
         self._check_connected()
         self._stream.send_data(part)
-        await self._wait_until_sent()
+        return self._wait_until_sent() if self._stream.pending else None
 
     async def end(self, part: Buffer) -> None:
         self._check_connected()

@@ -9,6 +9,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import flag, format_value, integer
 from dragoman.core.sampling import text as string
 from dragoman.core.text import Generation, InfillPrompt, Prompt, PromptInfo, RawPrompt, Text, Token
+from dragoman.formats import fast_json
 from dragoman.protocols.parameters import (
     Parameter,
     anything,
@@ -207,6 +208,9 @@ class CompletionFormatter:
         self._infos: tuple[PromptInfo, ...] = ()
         self._offsets: dict[int, Offsets] = {}
         self._model = ""
+        # Chunks that differ in their text only, after the first one of each choice, by their indices.
+        details = (logprobs, self._token_ids, self._nothing_new, self._always_usage)
+        self._frames: dict[tuple[int, int], tuple[bytes, bytes]] | None = None if any(details) else {}
 
     def format_complete(self, response: Response[Generation], headers: Headers) -> HttpResponse:
         texts = self._record(response.answer)
@@ -214,12 +218,23 @@ class CompletionFormatter:
         return json_response(self._envelope.around(response.model, choices, usage=self._usage.to_json()), 200, headers)
 
     def format_chunk(self, response: Response[Generation]) -> bytes:
+        answer, frames = response.answer, self._frames
+        if frames and len(answer.texts) == 1:
+            (only,) = answer.texts
+            key = only.prompt, only.choice
+            if not only.finish and only.text and (frame := frames.get(key)) is not None:
+                self._usage.generated[key] = only.generated
+                return b"%b%b%b" % (frame[0], fast_json.dumps(only.text), frame[1])
         self._model = model = response.model
         chunks = b""
         for text in self._record(response.answer):
             if text.text or text.finish or ((self._logprobs or self._token_ids) and text.tokens):
                 more = {"usage": self._usage.to_json()} if self._always_usage else self._more
                 chunks += self._envelope.event(model, self._choice(text, text.text), more)
+                if frames is not None and (text.prompt, text.choice) not in frames:
+                    mark = Text(text.prompt, text.choice, "x")  # has no quotation marks, unlike all around it
+                    start, _, end = self._envelope.event(model, self._choice(mark, "x"), more).rpartition(b'"x"')
+                    frames[text.prompt, text.choice] = start, end
         return chunks
 
     def format_last_chunk(self) -> bytes:

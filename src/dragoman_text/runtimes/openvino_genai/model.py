@@ -234,6 +234,7 @@ class _Sequence:
         self.request = request
         self.loop = asyncio.get_running_loop()
         self.updated = asyncio.Event()
+        self.wake = self.updated.set
         self.choices: deque[TokenChoice] = deque()
         self.has_ended = False
         self.error: DragomanError | None = None
