@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.text import Token
+import dragoman
+from dragoman.core.calls import Generate
+from dragoman.core.text import Generation, PromptInfo, Text, Token
 from dragoman.protocols.parameters import split_by_token
 from text_server import TextServer, events, lines, read_chunks, read_headers, read_response, serve
 
@@ -247,3 +249,38 @@ def test_split_characters_belong_to_their_last_token(text: str, tokens: list[str
 async def test_json_lines_join_to_the_text(server: TextServer) -> None:
     result = lines((await server.post("/invocations", {"inputs": "ü 水 🦆", "stream": True})).body)
     assert "".join(line["token"]["text"] for line in result) == result[-1]["generated_text"] == "🦆 水 ü"
+
+
+PIECES = ("a", '"x"', 'é"\n', "", "}]}\u2028", "\U0001f600")
+
+
+class Quotes(dragoman.Model):
+    """Two choices of texts with characters that JSON escapes."""
+
+    placement = "inline"
+
+    async def generate(self, call: Generate) -> AsyncIterator[Generation]:
+        prompts: tuple[PromptInfo, ...] = (PromptInfo("p", 1),)
+        for number, piece in enumerate(PIECES, 1):
+            for choice in (1, 0):
+                yield Generation((Text(choice=choice, text=piece + str(choice), generated=number),), prompts)
+                prompts = ()
+        for choice in (0, 1):
+            yield Generation((Text(choice=choice, generated=len(PIECES), finish="length"),))
+
+
+@pytest.mark.parametrize("usage", [None, {"include_usage": True}])
+async def test_chunks_of_completions_differ_in_their_text_only(usage: Any) -> None:
+    async with serve(Quotes) as server:
+        body = {"model": "Quotes", "prompt": "p", "n": 2, "stream": True}
+        *found, done = events((await server.post("/v1/completions", body | {"stream_options": usage or {}})).body)
+    assert done == "[DONE]"
+    if usage:
+        assert found.pop()["usage"]["completion_tokens"] == 2 * len(PIECES)
+    for choice in (0, 1):
+        chunks = [chunk for chunk in found if chunk["choices"][0]["index"] == choice]
+        texts = [chunk["choices"][0].pop("text") for chunk in chunks]
+        assert texts == [*(piece + str(choice) for piece in PIECES), ""]
+        assert chunks.pop()["choices"][0]["finish_reason"] == "length"
+        assert all(chunk == chunks[0] for chunk in chunks)
+        assert ("usage" in chunks[0]) == bool(usage)
