@@ -5,7 +5,6 @@ usage: python -m benchmarks.grpc_echo aio|aio-uvloop|sync|own PORT
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -59,10 +58,8 @@ class _NoEngine:
     def begin(self, request: Any) -> Any:
         raise NotImplementedError
 
-    async def stream(self, request: Any) -> AsyncGenerator[Any, None]:
-        nothing: tuple[Any, ...] = ()
-        for chunk in nothing:
-            yield chunk
+    def stream(self, request: Any) -> Any:
+        raise NotImplementedError
 
     def ready(self) -> bool:
         return True

@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -23,6 +23,7 @@ pytest.importorskip("transformers")
 
 import text_models
 from dragoman.core.calls import Generate, Infer, Request
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.datatypes import BYTES
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.tensor import Tensor, object_array
@@ -207,7 +208,7 @@ async def test_a_lost_worker_fails_its_own_streams_only(engine: Engine) -> None:
     def workers() -> list[Any]:
         return [worker for pool in deployment.pools for worker in pool.workers()]
 
-    streams: list[AsyncGenerator[Any, None]] = []
+    streams: list[ChunkStream[Any]] = []
     while not all(worker.calls for worker in workers()):  # on a busy machine one may be expected to be much slower
         assert len(streams) < 16
         streams.append(engine.stream(request("two", f"{len(streams)}", stream=True, max_new_tokens=400)))
@@ -221,7 +222,7 @@ async def test_a_lost_worker_fails_its_own_streams_only(engine: Engine) -> None:
     ]
 
 
-async def _rest(stream: AsyncGenerator[Any, None]) -> str:
+async def _rest(stream: ChunkStream[Any]) -> str:
     chunks = [chunk.answer async for chunk in stream]
     assert chunks[-1].texts[0].finish == "length"
     return str(chunks[-1].texts[0].whole)

@@ -64,7 +64,8 @@ class OwnEngine:
 
     async def _whole(self, prompt: str, sampling: Mapping[str, Any]) -> Generation:
         call = Generate(prompts=(prompt,), sampling=Sampling(**{"max_new_tokens": NEW, **sampling}))
-        (whole,) = [chunk async for chunk in self._model.generate(call)]
+        chunks: list[Generation] = [chunk async for chunk in self._model.generate(call)]
+        (whole,) = chunks
         return whole
 
     def logprobs(self, prompt: str) -> Any:

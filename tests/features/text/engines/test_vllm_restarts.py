@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ pytest.importorskip("transformers")
 
 import text_models
 from dragoman.core.calls import Generate, Index, Request
+from dragoman.core.chunks import ChunkStream
 from dragoman.core.errors import WorkerLost
 from dragoman.core.text import Generation, Sampling
 from dragoman.engine.engine import Engine
@@ -26,7 +26,7 @@ def request(prompt: str, tokens: int = 8) -> Request[Generation]:
     return Request(Generate(prompts=(prompt,), sampling=sampling, stream=True), "story")
 
 
-async def text(stream: AsyncGenerator[Any, None]) -> str:
+async def text(stream: ChunkStream[Any]) -> str:
     chunks = [chunk.answer async for chunk in stream]
     return str(chunks[-1].texts[0].whole)
 
