@@ -504,12 +504,16 @@ class Application:
                 if stream.final_request is not None:
                     await self.engine.call(stream.final_request())
             except ReaderClosed:
+                if sender.broken is not None:
+                    raise sender.broken from None
                 if sender.error is None:
                     return sender.whole
                 failure, sender.error = sender.error, None  # which refers to the sender
                 raise failure from None
         except BaseException as raised:  # of the model and of the format
-            if not writer.started or is_interruption(raised):  # the error still gets a status of its own
+            if (
+                not writer.started or raised is sender.broken or is_interruption(raised)
+            ):  # the error still gets a status of its own
                 raise
             error = raised if isinstance(raised, DragomanError) else DragomanError(_internal_error(context).message)
             last = stream.format_late_error(error)

@@ -13,7 +13,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.foreign_code import is_interruption
 from dragoman.core.sizes import INLINE
 from dragoman.core.text import Generation
-from dragoman.protocols.wire import HttpResponse, HttpStream, rate_limit_headers
+from dragoman.protocols.wire import Headers, HttpResponse, HttpStream, rate_limit_headers
 from dragoman.transports.executor import MessageExecutor, weight
 from dragoman.transports.response_writer import ResponseWriter, with_headers
 
@@ -21,11 +21,11 @@ from dragoman.transports.response_writer import ResponseWriter, with_headers
 class StreamSender:
     """Writes the chunks of one stream. `take` raises ReaderClosed once no more are to come.
 
-    error: of the format, which ends the stream.
+    error: of the format, which ends the stream. broken: of the writer, which breaks the response off.
     whole: the response, if the first chunk is a whole one. Nothing is written then.
     """
 
-    __slots__ = ("_executor", "_is_started", "_stream", "_writer", "error", "whole")
+    __slots__ = ("_executor", "_is_started", "_stream", "_writer", "broken", "error", "whole")
 
     def __init__(self, stream: HttpStream[Any], writer: ResponseWriter, executor: MessageExecutor) -> None:
         self._stream = stream
@@ -33,6 +33,7 @@ class StreamSender:
         self._executor = executor
         self._is_started = False
         self.error: BaseException | None = None
+        self.broken: BaseException | None = None
         self.whole: HttpResponse | None = None
 
     def take(self, response: Response[Any]) -> Awaitable[None] | None:
@@ -46,7 +47,23 @@ class StreamSender:
             chunk = self._stream.format_chunk(response)
         except BaseException as error:
             self._fail(error)
-        return self._writer.write(chunk)
+        try:
+            sending = self._writer.write(chunk)
+        except BaseException as error:
+            self._break_off(error)
+        return None if sending is None else self._wait(sending)
+
+    async def _wait(self, sending: Awaitable[None]) -> None:
+        try:
+            await sending
+        except BaseException as error:
+            self._break_off(error)
+
+    def _break_off(self, error: BaseException) -> NoReturn:
+        if is_interruption(error):
+            raise error
+        self.broken = error
+        raise ReaderClosed from error
 
     async def _take_first(self, response: Response[Any]) -> None:
         """Write the headers and the first chunk, unless that is an error with a status of its own, or all of it."""
@@ -60,12 +77,18 @@ class StreamSender:
                 raise ReaderClosed
         chunk = await self._format(response)
         self._is_started = True
-        await self._writer.start(200, (*self._stream.headers, *rate_limit_headers(response.limits)))
+        await self._wait(self._start(chunk, rate_limit_headers(response.limits)))
+
+    async def _start(self, chunk: bytes, limits: Headers) -> None:
+        await self._writer.start(200, (*self._stream.headers, *limits))
         if (sending := self._writer.write(chunk)) is not None:
             await sending
 
     async def _take_large(self, response: Response[Any]) -> None:
-        if (sending := self._writer.write(await self._format(response))) is not None:
+        await self._wait(self._write(await self._format(response)))
+
+    async def _write(self, chunk: bytes) -> None:
+        if (sending := self._writer.write(chunk)) is not None:
             await sending
 
     async def _format(self, response: Response[Any]) -> bytes:
