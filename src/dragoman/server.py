@@ -26,6 +26,7 @@ from dragoman.system import event_loop, logs
 from dragoman.system.event_loop import StopSignals
 from dragoman.system.files import TemporaryFolder, remove_abandoned_folders
 from dragoman.system.process import explain_temporary_folder
+from dragoman.system.service_manager import notify
 
 log = logging.getLogger("dragoman.server")
 
@@ -194,6 +195,14 @@ class Server:
             log.error("settings are unchanged: %s", error.message)
         self.engine.sync()
 
+    def _reload_as_service(self) -> None:
+        if not self.engine.started:  # the service manager still waits for the start
+            self.reload()
+            return
+        notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        self.reload()
+        notify("READY=1")
+
     def _apply_settings(self, settings: Settings) -> None:
         """Apply settings that can change while the server runs."""
         before, live = self.settings, ("log_level", "explain_batches")
@@ -233,7 +242,7 @@ class Server:
         The process has its previous signal handlers again on return. With `handle_signals=False` they stay as they
         are, and cancellation of this coroutine, as by Ctrl-C under `asyncio.run`, drains and stops the server.
         """
-        with StopSignals(self.reload) if handle_signals else nullcontext() as signals:
+        with StopSignals(self._reload_as_service) if handle_signals else nullcontext() as signals:
             await self.listen()
             loading = asyncio.ensure_future(self.engine.start())
             reporting = asyncio.ensure_future(on_start(self)) if on_start is not None else None
@@ -245,6 +254,7 @@ class Server:
                     await loading
                     await waiting
                 if signals is not None:
+                    notify("STOPPING=1")
                     await self._wait_until_unrouted(signals)
             finally:
                 if signals is not None:

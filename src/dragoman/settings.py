@@ -233,7 +233,11 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     host: Annotated[
         str,
         Option(
-            "address to listen on; 0.0.0.0: every interface", ADDRESSES, common=True, not_empty=True, serve_only=True
+            "address to listen on; 0.0.0.0: every interface; '::': over IPv6 as well",
+            ADDRESSES,
+            common=True,
+            not_empty=True,
+            serve_only=True,
         ),
     ] = "127.0.0.1"
     http_port: Annotated[
@@ -573,6 +577,9 @@ SETTINGS: Mapping[str, Option] = MappingProxyType(
 )
 
 
+_HOSTS = ("host", "admin_host", "worker_host")
+
+
 def parse_settings(*layers: Mapping[str, Any]) -> Settings:
     """Return settings from layers of raw values, of which later ones override earlier ones.
 
@@ -584,7 +591,9 @@ def parse_settings(*layers: Mapping[str, Any]) -> Settings:
             name = current_name(given, layer)
             if name not in SETTINGS:
                 raise InvalidInput(f"unknown setting '{name}'{suggestion(name, SETTINGS)}")
-            parsed[name] = SETTINGS[name].parse(raw)
+            value = parsed[name] = SETTINGS[name].parse(raw)
+            if name in _HOSTS and value.startswith("["):  # as in URLs
+                parsed[name] = value.removeprefix("[").removesuffix("]")
     return Settings(**parsed)
 
 

@@ -314,16 +314,25 @@ def test_compose() -> None:
 
 def test_systemd_unit(tmp_path: Path) -> None:
     text = (DEPLOY / "systemd" / "dragoman.service").read_text()
+    page = (ROOT / "docs" / "systemd.md").read_text()
+    (drop_in,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
+    sources = dict(re.findall(r"^LoadCredential=([^:]+):(.+)$", drop_in, re.MULTILINE))
+    variables = dict(re.findall(r"(DRAGOMAN_\w+)=%d/(\S+)", drop_in))
+    assert set(variables.values()) == set(sources)
+    from_environment(variables)
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(text)
     service = parser["Service"]
     assert service["KillMode"] == "mixed"
+    assert (service["Type"], service["TimeoutStartSec"]) == ("notify", "infinity")  # models may load for long
     assert int(service["TimeoutStopSec"]) > parse_settings().drain_s + parse_settings().drain_delay_s
     assert service["ExecStart"].split()[1] == "serve"
     assert service["ExecReload"] == "kill -HUP $MAINPID"  # docs/deploy.md: `systemctl reload`
     if analyze := shutil.which("systemd-analyze"):
         unit = tmp_path / "dragoman.service"
         unit.write_text(text.replace("/opt/dragoman/bin/dragoman", "/bin/true"))
+        (tmp_path / "dragoman.service.d").mkdir()
+        (tmp_path / "dragoman.service.d" / "override.conf").write_text(drop_in)
         done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")

@@ -22,6 +22,7 @@ from dragoman.formats.grpc_messages import message_class
 from dragoman.server import Server, logger_levels, run
 from dragoman.settings import Settings, from_environment, parse_settings
 from dragoman.system import logs, process
+from dragoman.system.service_manager import notify
 from dragoman.system.threads import call_in_thread, is_loading
 from dragoman.workers.local import GRACE_S
 from dragoman.workers.pool import Pool
@@ -78,7 +79,9 @@ def _serve(paths: Sequence[str], flags: Mapping[str, Any], table: Report) -> int
         if has_failed(server):
             failed = True
             os.kill(os.getpid(), signal.SIGTERM)
-        elif server.grpc_port >= 0:  # or the first call over gRPC would stop the event loop for 15 ms
+            return
+        notify("READY=1")
+        if server.grpc_port >= 0:  # or the first call over gRPC would stop the event loop for 15 ms
             await call_in_thread(message_class, "ModelInferRequest")
 
     try:

@@ -21,7 +21,7 @@ from dragoman.processes.server_process import ProcessService, ServerProcess, pro
 from dragoman.server_transports import Ports, ServerTransports, StoredResultCall, check_settings, configured_ports
 from dragoman.settings import Settings
 from dragoman.system.cpus import cores
-from dragoman.system.sockets import address_error, can_share_ports
+from dragoman.system.sockets import address_error, bound_socket, can_share_ports
 from dragoman.transports.application import Application
 from dragoman.workers.supervisor import Supervisor
 
@@ -203,25 +203,10 @@ def bind_all(addresses: Sequence[Address]) -> list[socket.socket]:
         for address in addresses:
             if address[1] and address in addresses[: len(sockets)]:
                 raise address_error(OSError(errno.EADDRINUSE, ""), *address)
-            _bind_one(address, shared=False).close()
-            sockets.append(_bind_one(address, shared=True))
+            bound_socket(*address, shared=False).close()
+            sockets.append(bound_socket(*address, shared=True))
     except OSError:
         for each in sockets:
             each.close()
         raise
     return sockets
-
-
-def _bind_one(address: Address, *, shared: bool) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may remain
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if sock.family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as in `socket.create_server`
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise address_error(error, *address) from error
-    return sock
