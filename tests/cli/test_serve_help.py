@@ -31,7 +31,7 @@ def test_short_help_has_the_common_settings_and_the_groups(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = print_help(capsys, *arguments)
-    assert flags(text) == {flag(option.name) for option in SHOWN if option.common} | {"--json"}
+    assert flags(text) == {flag(option.name) for option in SHOWN if option.common} | {"--json", "--check"}
     assert {"--http-port", "--allow-pickle", "--api-keys"} <= flags(text)
     assert len(text.splitlines()) < 60
     for group in GROUPS:
