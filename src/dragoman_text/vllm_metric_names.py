@@ -1,5 +1,6 @@
 """Metrics of text models under the names of vLLM, for its dashboards, KEDA and the endpoint picker of llm-d."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from dragoman.core.metrics import Family, Kind, Sample
@@ -7,6 +8,9 @@ from dragoman.core.metrics import Family, Kind, Sample
 # Name in vLLM -> ours. A counter is the sum of a histogram of ours.
 _HISTOGRAMS: Mapping[str, str] = {
     "vllm:e2e_request_latency_seconds": "dragoman_text_duration_seconds",
+    "vllm:time_to_first_token_seconds": "dragoman_text_time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds": "dragoman_text_inter_token_seconds",
+    "vllm:time_per_output_token_seconds": "dragoman_text_inter_token_seconds",  # its earlier name
     "vllm:request_queue_time_seconds": "dragoman_text_queue_seconds",
     "vllm:request_inference_time_seconds": "dragoman_text_inference_seconds",
     "vllm:request_time_per_output_token_seconds": "dragoman_text_token_seconds",
@@ -21,6 +25,8 @@ _SAME_KIND: Mapping[str, str] = {
     "vllm:spec_decode_num_draft_tokens_total": "dragoman_text_draft_tokens_total",
     "vllm:spec_decode_num_accepted_tokens_total": "dragoman_text_accepted_draft_tokens_total",
 }
+# Reasons of ours -> vLLM's.
+_REASONS: Mapping[str, str] = {"eos_token": "stop", "stop_sequence": "stop", "length": "length"}
 _SUMS: Mapping[str, str] = {
     "vllm:prompt_tokens_total": "dragoman_text_prompt_tokens",
     "vllm:generation_tokens_total": "dragoman_text_generated_tokens",
@@ -39,11 +45,9 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
         if own in known:
             samples = [(name, s.labels, s.value) for s in known[own].flat if s.name == f"{own}_sum"]
             yield _family(name, "counter", f"Sum of {own}.", samples)
-    calls = known.get("dragoman_calls_total")
-    if calls is not None:
-        succeeded = [s for s in calls.flat if s.labels["call"] == "Generate" and s.labels["outcome"] == "ok"]
-        name = "vllm:request_success_total"
-        yield _family(name, "counter", "Requests that succeeded.", [(name, s.labels, s.value) for s in succeeded])
+    finished = known.get("dragoman_text_finished_total")
+    if finished is not None:
+        yield _request_success(finished)
     blocks = known.get("dragoman_text_cache_blocks")
     if blocks is not None:
         name, line = "vllm:cache_config_info", "Size of the key-value cache; the value is 1."
@@ -53,6 +57,18 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
 
 def _family(name: str, kind: Kind, line: str, samples: Iterable[tuple[str, Mapping[str, str], float]]) -> Family:
     return Family(name, kind, line, tuple(Sample(sample, _labels(labels), value) for sample, labels, value in samples))
+
+
+def _request_success(finished: Family) -> Family:
+    counts: Counter[tuple[str, str]] = Counter()
+    for sample in finished.flat:
+        counts[sample.labels["model"], _REASONS[sample.labels["reason"]]] += int(sample.value)
+    name = "vllm:request_success_total"
+    samples = tuple(
+        Sample(name, {"model_name": model, "engine": "0", "finished_reason": reason}, count)
+        for (model, reason), count in counts.items()
+    )
+    return Family(name, "counter", "Completions of requests that succeeded.", samples)
 
 
 def _labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -64,7 +64,10 @@ class Family(msgspec.Struct, frozen=True):
 
 
 # Upper bounds of the buckets of durations, in seconds, and of tokens.
-SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+SECONDS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+    600.0, 3600.0, 14400.0, 43200.0,  # simulators compute for hours
+)  # fmt: skip
 TOKENS = tuple(float(1 << power) for power in range(18))
 
 

@@ -91,7 +91,7 @@ class CallCounters:
         if error is None:
             durations = counters.succeeded
             if usage is not None:
-                self.generation.count(usage, ended_s - start_s)
+                self.generation.count(usage, ended_s - start_s, times)
         else:
             durations = counters.failed[outcome(error, request.call)]
             if times.arrived_s:
@@ -201,7 +201,8 @@ class CallCounters:
         yield Family(_DURATION, "histogram", _DURATION_HELP, distributions=tuple(durations))
         yield Family(_QUEUE, "histogram", _QUEUE_HELP, distributions=tuple(queue))
         yield Family(_COMPUTE, "histogram", _COMPUTE_HELP, distributions=tuple(compute))
-        yield from self.generation.families(labels)
+        if Generate in self._by_type:
+            yield from self.generation.families(labels)
 
 
 class Executions(dict[int, tuple[int, float]]):

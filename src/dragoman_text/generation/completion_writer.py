@@ -70,7 +70,10 @@ class EndConditions:
 
 
 class CompletionWriter:
-    """Collects the tokens of one completion, `count` so far; returns it in chunks. `before`: tokens of the prompt."""
+    """Collects the tokens of one completion, `count` so far; returns it in chunks. `before`: tokens of the prompt.
+
+    last_s: when the last token came, by the monotonic clock; see `TokenGaps`.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class CompletionWriter:
     ) -> None:
         self.chooser = chooser
         self.finish: FinishReason = ""
-        self.total = 0.0
+        self.total = self.last_s = 0.0
         self._vocabulary, self._sampling, self._ends, self._seed = vocabulary, sampling, ends, seed
         self._detokenizer = vocabulary.detokenizer(
             before, skip_special=sampling.skip_special_tokens, spaces=sampling.spaces_between_special_tokens

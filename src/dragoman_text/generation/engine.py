@@ -19,6 +19,7 @@ from dragoman_text.generation.job import BatchRow, GenerationJob, Sequence
 from dragoman_text.generation.sampler import BeamSearch
 from dragoman_text.generation.scheduler import CacheCapacity, Scheduler, StepMetrics, StepWork, queue_metrics
 from dragoman_text.generation.speculation import Speculation
+from dragoman_text.generation.token_gaps import TokenGaps
 from dragoman_text.generation.token_sampler import TokenChoice, TokenSampler
 from dragoman_text.generation.vocabulary import Vocabulary
 
@@ -83,6 +84,7 @@ class GenerationEngine:
         self._runner, self._memory, self._vocabulary, self._ends = runner, memory, vocabulary, ends
         self.scheduler = Scheduler(memory, limits.max_batch, limits.prefill_chunk)
         self._steps = StepMetrics(waits=runner.device.type == "cpu")
+        self._gaps = TokenGaps()
         self._waiting: list[_WaitingForGrammar] = []
         self._speculation = speculation
 
@@ -126,6 +128,7 @@ class GenerationEngine:
     def measurements(self, active: int) -> Iterable[Family]:
         """Return metrics of steps and queue for `active` prompts; thread-safe."""
         yield from self._steps.families()
+        yield from self._gaps.families()
         yield from queue_metrics(self.scheduler, active)
         if self._speculation is not None:
             yield from self._speculation.families()
@@ -315,6 +318,7 @@ class GenerationEngine:
             self._speculation = None
 
     def _take(self, job: GenerationJob, sequence: Sequence, choice: TokenChoice) -> None:
+        self._gaps.count(job.writers[sequence])
         try:
             is_finished = job.take(sequence, choice)
         except BaseException as error:

@@ -15,6 +15,7 @@ from dragoman.core.text import Generation, Prompt, PromptInfo, Sampling, Text, T
 from dragoman_text.generation.completion_writer import CompletionWriter, EndConditions
 from dragoman_text.generation.input_processor import InputProcessor
 from dragoman_text.generation.job import PromptRequest
+from dragoman_text.generation.token_gaps import TokenGaps
 from dragoman_text.generation.token_sampler import TokenChoice, TokenSampler
 
 Item = TypeVar("Item")
@@ -92,6 +93,7 @@ class ExternalEngine:
         self.details = details
         self.engine, self._intake, self._ends, self._capacity = engine, intake, ends, capacity
         self._open = 0
+        self._gaps = TokenGaps()
 
     @property
     def active(self) -> int:
@@ -113,7 +115,7 @@ class ExternalEngine:
         return self._intake.vocabulary.spans(prompt)
 
     def measurements(self) -> Iterable[Family]:
-        return ()
+        return self._gaps.families()
 
     @pushes
     async def generate(self, prompts: Sequence[PromptRequest], take: Take[Generation]) -> None:
@@ -154,6 +156,7 @@ class ExternalEngine:
         writer = CompletionWriter(self._intake.vocabulary, sampling, ends, _ExternalSampler(), prompt.tokens, seed)
         async with aclosing(self.engine.tokens(ExternalRequest(prompt, ends, seed))) as chunks:
             async for tokens in chunks:
+                self._gaps.count(writer, len(tokens.choices))
                 for choice in tokens.choices:
                     writer.take(choice)
                     if writer.finish:

@@ -142,6 +142,41 @@ async def test_the_metrics_of_each_worker_are_exported(server: Server) -> None:
     assert all(0 <= value <= 1 for value in usage.values())
 
 
+@pytest.mark.parametrize("model", ["one", "two"])
+async def test_times_of_tokens_and_reasons_are_counted_streamed_or_not(server: Server, model: str) -> None:
+    names = {
+        "first": ("dragoman_text_time_to_first_token_seconds_count", "vllm:time_to_first_token_seconds_count"),
+        "gaps": ("dragoman_text_inter_token_seconds_count", "vllm:inter_token_latency_seconds_count"),
+        "length": ("dragoman_text_finished_total", "vllm:request_success_total"),
+    }
+
+    async def scrape() -> Counter[str]:
+        url = f"http://127.0.0.1:{server.http_ports[0]}/metrics"
+        text = (await asyncio.to_thread(requests.get, url, timeout=30)).text
+        found: Counter[str] = Counter()
+        for sample in (s for family in text_string_to_metric_families(text) for s in family.samples):
+            labels = sample.labels
+            if model in (labels.get("model"), labels.get("model_name")):
+                reason = labels.get("reason") or labels.get("finished_reason") or "length"
+                found[sample.name] += sample.value * (reason == "length")
+        return found
+
+    before = await scrape()
+    await server.engine.call(request(model, "a plain call"))
+    chunks = [chunk async for chunk in server.engine.stream(request(model, "a stream", stream=True))]
+    assert sum(len(text.tokens) for chunk in chunks for text in chunk.answer.texts) == 8
+    end_s, expected = time.monotonic() + 60, {"first": 2, "gaps": 2 * 7, "length": 2}
+    while True:  # workers report each second
+        after = await scrape()
+        found = {key: [after[name] - before[name] for name in both] for key, both in names.items()}
+        if found == {key: [count, count] for key, count in expected.items()}:
+            break
+        assert time.monotonic() < end_s, found
+        await asyncio.sleep(0.1)
+    name = "dragoman_text_time_to_first_token_seconds_sum"
+    assert 0 < after[name] - before[name] < 60
+
+
 async def test_prompts_of_other_kinds_have_prefixes(engine: Engine) -> None:
     messages = [{"role": "system", "content": document("system")}, {"role": "user", "content": "x"}]
     tokens = tuple(range(20, 120))
