@@ -170,7 +170,7 @@ def test_calls_have_defaults() -> None:
         "is_trial": False,
         "times": CallTimes(),
     }
-    assert field_values(Response(1)) == {"answer": 1, "model": "", "version": ""}
+    assert field_values(Response(1)) == {"answer": 1, "model": "", "version": "", "limits": None}
     assert field_values(Inference({})) == {"outputs": {}, "parameters": NONE, "metadata": {}, "is_last": False}
     gradient = Gradient(sens=X)
     assert (gradient.inputs, gradient.positional, gradient.output, gradient.config, gradient.input) == (
