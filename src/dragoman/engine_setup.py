@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,7 +23,7 @@ from dragoman.engine.saved_weights import SavedWeights
 from dragoman.protocols.open_inference.extensions import extensions
 from dragoman.runtimes.files import preflight_check
 from dragoman.server_transports import check_settings
-from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings
+from dragoman.settings import PREFIX, SETTINGS, Settings, from_environment, parse_settings
 from dragoman.settings_arguments import SettingsArguments
 
 log = logging.getLogger("dragoman.server")
@@ -96,8 +97,49 @@ def load_errors(path: str, environment: Mapping[str, Any], names: list[str] | No
         check_settings(settings)
     except DragomanError as error:
         yield "settings", error.message
+    yield from model_errors([path], settings, names)
+
+
+def setting_errors(
+    paths: Sequence[str], environment: Mapping[str, str], flags: Mapping[str, Any]
+) -> tuple[list[str], Settings]:
+    """Return every error in settings of files, environment variables and flags, and the settings without those."""
+    errors: list[str] = []
+    layers: list[Mapping[str, Any]] = []
+    for path in map(Path, paths):
+        try:
+            tables = _server_tables(path)
+        except InvalidInput as error:
+            errors.append(error.message)
+            continue
+        for file, table in tables:
+            layers.append(_valid(table, partial(_checked_table, file), errors))
+    layers.append(_valid(environment, from_environment, errors))
+    layers.append(_valid(flags, dict, errors))
+    return errors, parse_settings(*layers)
+
+
+def _valid(layer: Mapping[str, Any], read: Callable[[Any], Any], errors: list[str]) -> dict[str, Any]:
+    """Return the settings of a layer that are valid, as `read` returns them, and add the errors of the others."""
+    valid: dict[str, Any] = {}
+    for name, raw in layer.items():
+        try:
+            found = read({name: raw})
+            parse_settings(found)
+        except InvalidInput as error:
+            errors.append(error.message)
+        else:
+            valid |= found
+    return valid
+
+
+def model_errors(paths: Sequence[str], settings: Settings, names: list[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the subject and the error of every model in paths that cannot be served, without loading models.
+
+    names: gets the names of the other models.
+    """
     try:
-        sources = DiskRepository([path], settings.model_defaults(), settings.version_policy, run_code=False).scan()
+        sources = DiskRepository(paths, settings.model_defaults(), settings.version_policy, run_code=False).scan()
     except DragomanError as error:
         yield "models", error.message
         return
@@ -139,6 +181,11 @@ def _server_tables(path: Path) -> list[tuple[str, dict[str, Any]]]:
         return server_tables(path) if path.is_dir() else []
     except OSError as error:
         raise InvalidInput(f"'{path}' cannot be read: {error.strerror or error}") from error
+
+
+def _checked_table(file: str, table: dict[str, Any]) -> dict[str, Any]:
+    _check_table(table, file)
+    return table
 
 
 def _check_table(table: Mapping[str, Any], file: str) -> None:

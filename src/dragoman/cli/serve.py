@@ -38,6 +38,7 @@ Each flag is also an environment variable (--http-port is DRAGOMAN_HTTP_PORT) an
 dragoman.toml in a folder given as PATH. A flag overrides the variable, which overrides the file.
 """
 _JSON_HELP = "as --log-format json"
+_CHECK_HELP = "report every error of settings, certificates, keys, ports and models, and do not start"
 _ALL = "all"
 # Columns of flags and of help lines.
 _FLAG_COLUMNS = 24
@@ -51,6 +52,7 @@ def add_arguments(parser: Any) -> None:
     parser.search = lambda word: _settings_help(parser, word)
     parser.add_argument("paths", nargs="*", metavar="PATH", help="a model file, a folder, or module:object")
     parser.add_argument("--json", action="store_const", const="json", dest="log_format", help=_JSON_HELP)
+    parser.add_argument("--check", action="store_true", help=_CHECK_HELP)
     groups: dict[str, Any] = {title: parser.add_argument_group(title) for title in GROUPS}
     for option in SETTINGS.values():
         if not option.secret:
@@ -113,6 +115,7 @@ def _short_help(options: Sequence[Option]) -> Iterator[str]:
         if option.common:
             yield from _describe(option)
     yield f"  {'--json':<{_FLAG_COLUMNS - 2}}{_JSON_HELP}"
+    yield f"  {'--check':<{_FLAG_COLUMNS - 2}}{_CHECK_HELP}"
     yield ""
     yield "further settings:"
     for group in GROUPS:
@@ -169,6 +172,8 @@ def expand(words: Sequence[str]) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the process is stopped; return the exit status."""
+    if arguments.check:
+        return _serve(arguments)
     gc.disable()  # until the server has started: all that is imported stays
     import dragoman.runtimes.python.model
     import dragoman.workers.worker  # noqa: F401 - both for the spare process; the server itself is imported later
@@ -189,4 +194,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         sys.path.append(os.getcwd())  # so that `module:object` finds modules of the working directory, after all others
     names = {*SETTINGS, *RENAMED}
     flags = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    if arguments.check:
+        from dragoman.cli.checking import check
+
+        return check(arguments.paths, flags)
     return serve(arguments.paths, flags)

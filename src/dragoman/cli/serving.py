@@ -87,7 +87,7 @@ def _serve(paths: Sequence[str], flags: Mapping[str, Any], table: Report) -> int
     try:
         run(server, on_start)
     except OSError as error:
-        print(f"dragoman: {_explain(error, server.settings)}", file=sys.stderr)
+        print(f"dragoman: {explain_address(error, server.settings)}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
@@ -105,7 +105,7 @@ def _with_nearest_path(message: str, paths: Sequence[str]) -> str:
     return message
 
 
-def _explain(error: OSError, settings: Settings) -> str:
+def explain_address(error: OSError, settings: Settings) -> str:
     """Return why the server cannot listen, and the flag that changes it."""
     host, _, port = str(error.filename or "").rpartition(":")
     if not port.isdecimal():

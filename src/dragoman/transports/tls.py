@@ -1,8 +1,10 @@
 """TLS: certificates, client certificates, versions, and their reload without a restart."""
 
+import calendar
 import logging
 import os
 import ssl
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,3 +81,38 @@ class TlsFiles:
 def _no_password() -> str:
     """Fail instead of asking the terminal for the password of an encrypted key."""
     return ""
+
+
+def expiry_s(file: str) -> tuple[float, float]:
+    """Return from when and until when the first certificate (PEM) of a file is valid, in seconds since 1970.
+
+    The times are the field `validity` of RFC 5280, 4.1: the fifth of the certificate, or the fourth without a version.
+    """
+    pem = Path(file).read_text(encoding="ascii", errors="replace")
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    data = ssl.PEM_cert_to_DER_cert(begin + pem.partition(begin)[2].partition(end)[0] + end)
+    ((_, certificate),) = _der(data)
+    fields = list(_der(_der(certificate)[0][1]))
+    validity = fields[4 if fields[0][0] == 0xA0 else 3][1]
+    began, ended = (_time_s(tag, text.decode("ascii")) for tag, text in _der(validity))
+    return began, ended
+
+
+def _der(data: bytes) -> list[tuple[int, bytes]]:
+    """Return the tag and the content of each value in DER (X.690)."""
+    found, at = [], 0
+    while at < len(data):
+        tag, size, at = data[at], data[at + 1], at + 2
+        if size & 0x80:
+            count = size & 0x7F
+            size, at = int.from_bytes(data[at : at + count], "big"), at + count
+        found.append((tag, data[at : at + size]))
+        at += size
+    return found
+
+
+def _time_s(tag: int, text: str) -> float:
+    """Return an UTCTime (tag 23), whose years are 1950 to 2049, or a GeneralizedTime in seconds since 1970."""
+    if tag == 23:
+        text = ("19" if text >= "5" else "20") + text
+    return calendar.timegm(time.strptime(text, "%Y%m%d%H%M%SZ"))
