@@ -235,6 +235,16 @@ def test_an_owner_without_slots_gets_one_of_an_owner_with_more_than_its_part() -
     assert list(scheduler.running) == many[:4], "what the other leaves is used"
 
 
+def test_a_task_that_would_leave_its_owner_less_than_its_part_goes_on() -> None:
+    scheduler = Scheduler(FakeCache(10_000), max_batch=4, chunk=1000)
+    wide, first, second = Prompt(4, width=3, caller=ALICE), Prompt(4, caller=BOB), Prompt(4, caller=BOB)
+    for each in (wide, first, second):
+        scheduler.add(each)
+        step(scheduler)
+    assert list(scheduler.running) == [wide, first]
+    assert scheduler.preempted == 0
+
+
 def test_the_prompt_of_an_owner_with_few_slots_is_computed_first() -> None:
     scheduler = Scheduler(FakeCache(100_000), max_batch=8, chunk=8)
     for _ in range(6):
