@@ -61,14 +61,14 @@ RUN = """
 import contextlib, errno, io, json, os, socket, sys
 from dragoman.cli import main
 
-create_server = socket.create_server
+bind = socket.socket.bind
 
-def without_privilege(address, **options):
+def without_privilege(sock, address):
     if address[1] == 80:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    return create_server(address, **options)
+    bind(sock, address)
 
-socket.create_server = without_privilege
+socket.socket.bind = without_privilege
 sys.modules["grpc"] = None
 results = {}
 for name, arguments in json.load(sys.stdin).items():

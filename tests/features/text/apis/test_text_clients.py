@@ -181,7 +181,7 @@ async def test_openai_from_a_thread(server: TextServer) -> None:
 
 async def test_models_of_openai_without_v1_in_the_url(server: TextServer) -> None:
     async with openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
-        assert [m.id async for m in client.models.list()] == ["ReverseModel"]
+        assert [m.id async for m in client.models.list()] == ["ReverseModel", "pirate", "ReverseModel:pirate"]
         with pytest.raises(openai.NotFoundError, match="did you mean /v1/chat/completions"):
             await client.chat.completions.create(model="ReverseModel", messages=[{"role": "user", "content": "a"}])
 
