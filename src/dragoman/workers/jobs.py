@@ -13,7 +13,7 @@ from dragoman.core.callers import ANYONE
 from dragoman.core.calls import Request
 from dragoman.core.chunks import NOTHING, ChunkStream, Relay, StreamEnd, Take
 from dragoman.core.errors import DeadlineExceeded, DragomanError
-from dragoman.system.call_times import ClockOffset
+from dragoman.system.call_times import CallTimes, ClockOffset
 from dragoman.system.request_context import get_context, values
 from dragoman.workers import pool
 from dragoman.workers.channel import Channel
@@ -261,7 +261,10 @@ class JobSender:
         times.started_s, times.computed_s = self.clock.convert(started_s, computed_s, job.sent_s, time.monotonic())
 
     def take_times(self, job: Job, frame: Frame) -> None:
-        """Record the batch of a call and the calls that it made, of which only an engine knows."""
+        """Record the tokens that the model has counted; only an engine knows of batches and calls of other models."""
+        if job.request is not None:
+            recorded: CallTimes = frame.value()
+            job.request.times.computed_tokens = recorded.computed_tokens
 
     def decode(self, frame: Frame) -> tuple[Any, DragomanError | None]:
         """Return the value of a frame, or the error that it carries or that decoding it raises."""

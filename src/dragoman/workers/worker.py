@@ -469,7 +469,7 @@ class Worker:
         del self._jobs[job.number]
         set_context(())
         times = job.times
-        if times.batch is not None or times.nested or times.tokens is not None:  # of an engine in this process
+        if times.batch is not None or times.nested or times.tokens is not None or times.computed_tokens != (0, 0):
             last = [*encode(FrameKind.TIMES, job.number, times, serializer=self._serializer), *last]
         self._channel.send(last, now=now)
 
