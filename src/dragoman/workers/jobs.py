@@ -263,8 +263,9 @@ class JobSender:
     def take_times(self, job: Job, frame: Frame) -> None:
         """Record the tokens that the model has counted; only an engine knows of batches and calls of other models."""
         if job.request is not None:
-            recorded: CallTimes = frame.value()
-            job.request.times.computed_tokens = recorded.computed_tokens
+            recorded = self.value_of(frame)
+            if isinstance(recorded, CallTimes):
+                job.request.times.computed_tokens = recorded.computed_tokens
 
     def decode(self, frame: Frame) -> tuple[Any, DragomanError | None]:
         """Return the value of a frame, or the error that it carries or that decoding it raises."""

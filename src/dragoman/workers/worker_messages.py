@@ -25,6 +25,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Tensor, object_array, with_own_dtype
 from dragoman.core.text import Generation, Tokenized
 from dragoman.core.text_engine_calls import ResetPrefixCache
+from dragoman.system.call_times import CallTimes
 from dragoman.system.load_steps import LoadStep
 from dragoman.workers.pool import Loaded
 
@@ -320,6 +321,7 @@ _TYPES: Mapping[type, _Form] = {
     list: _Form(_decoder(list[int])),
     LoadStep: _Form(_decoder(LoadStep)),
     Measurements: _Form(_decoder(list[_FamilyRow]), _measurements_rows, _measurements),
+    CallTimes: _Form(_decoder(CallTimes)),
 }
 _BY_TAG = [_Form(_decoder(None)), *_TYPES.values()]
 # The first byte of a value is the number of its type. None is the first byte of a pickle, 0x80.
