@@ -70,9 +70,10 @@ class _Update:
     """New tokens of a completion."""
 
     prompt: PromptRequest
-    choice: int
     writer: CompletionWriter
     tokens: TokenChunk
+    is_last: bool
+    text: Text | None  # what is new, to be sent now
 
 
 class ExternalEngine:
@@ -161,7 +162,10 @@ class ExternalEngine:
                     writer.take(choice)
                     if writer.finish:
                         break
-                yield _Update(prompt, index, writer, tokens)
+                # The text is taken here: the completion may go on before a slow reader takes this update.
+                is_sent = prompt.width == sampling.n and (prompt.stream or writer.finish)
+                text = writer.chunk(prompt.index, index) if is_sent else None
+                yield _Update(prompt, writer, tokens, bool(writer.finish), text)
                 if writer.finish:
                     return
         raise ModelFailed("generation failed: the engine ended a completion early")
@@ -179,14 +183,13 @@ class ExternalEngine:
 
 def _texts(step: _Update, ended: dict[int, list[CompletionWriter]]) -> list[Text]:
     """Return the new chunks of an update; with `best_of`, the best completions after all have finished."""
-    prompt, writer = step.prompt, step.writer
+    prompt = step.prompt
     if prompt.width == prompt.sampling.n:
-        reported = prompt.stream or writer.finish
-        return [writer.chunk(prompt.index, step.choice)] if reported else []
-    if not writer.finish:
+        return [] if step.text is None else [step.text]
+    if not step.is_last:
         return []
     candidates = ended.setdefault(prompt.index, [])
-    candidates.append(writer)
+    candidates.append(step.writer)
     if len(candidates) < prompt.width:
         return []
     best = sorted(candidates, key=lambda each: each.mean, reverse=True)[: prompt.sampling.n]

@@ -24,6 +24,7 @@ with warnings.catch_warnings():
 
     import vision_models
     from dragoman.core.calls import Generate
+    from dragoman.core.chunks import Take, pushes
     from dragoman.core.errors import Overloaded
     from dragoman.core.spec import ModelSpec
     from dragoman.core.text import Chat, FinishReason, Generation, Text
@@ -258,10 +259,12 @@ async def test_processed_images_are_counted_until_their_calls_end() -> None:
         def split_call(self, call: Generate) -> list[Any]:
             return [SimpleNamespace(features={"pixel_values": SimpleNamespace(nbytes=600 << 20)})]
 
-        async def generate(self, requests: list[Any]) -> AsyncIterator[Generation]:
+        @pushes
+        async def generate(self, requests: list[Any], take: Take[Generation]) -> None:
             ends: tuple[FinishReason, ...] = ("", "length")
             for finish in ends:
-                yield Generation((Text(finish=finish),))
+                if (wait := take(Generation((Text(finish=finish),)))) is not None:
+                    await wait
 
     model = TextModel(ModelSpec(name="eyes"))  # with the default of image_memory, 1 GiB
     model.text_engine = Engine()

@@ -238,9 +238,10 @@ def test_a_thread_of_an_engine() -> None:
 
 
 async def test_waiters_are_woken() -> None:
-    waiters = [SimpleNamespace(updated=asyncio.Event()) for _ in range(2)]
+    events = [asyncio.Event() for _ in range(2)]
+    waiters = [SimpleNamespace(wake=event.set) for event in events]
     notify(asyncio.get_running_loop(), waiters)
-    await asyncio.gather(*(waiter.updated.wait() for waiter in waiters))
+    await asyncio.gather(*(event.wait() for event in events))
     closed = asyncio.new_event_loop()
     closed.close()
     notify(closed, waiters)  # of a call whose loop has ended
