@@ -176,7 +176,8 @@ def test_ratios_of_codecs_compare_within_a_round() -> None:
 def test_a_key_with_many_clients_hardly_delays_another() -> None:
     alone, beside = (np.percentile(fairness.first_tokens(n, 40, keys=True), 99) for n in (0, 64))
     assert beside < 1.5 * alone
-    assert np.percentile(asyncio.run(fairness.batches(64, 40, keys=True)), 99) < 1.5
+    # Shares follow measured times, so that one of the calls may wait for a second batch; without keys it is nine.
+    assert np.percentile(asyncio.run(fairness.batches(64, 40, keys=True)), 99) <= 2
 
 
 def test_ratios_of_operations_compare_within_a_round() -> None:

@@ -90,7 +90,8 @@ def settings_of(name: str) -> argparse.Namespace:
     add_arguments(parser)
     flags = vars(parser.parse_args(container(name)["args"]))
     given = {key: value for key, value in flags.items() if value is not None}
-    paths = given.pop("paths")
+    paths, is_check = given.pop("paths"), given.pop("check")
+    assert not is_check
     settings = parse_settings(from_environment(environment(container(name))), given)
     return argparse.Namespace(paths=paths, settings=settings)
 

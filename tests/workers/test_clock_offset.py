@@ -15,11 +15,12 @@ def test_computations_of_one_worker_do_not_overlap(
     offset_s: float, calls: list[tuple[float, float, float, float]]
 ) -> None:
     """The estimate of the offset changes from call to call; the next call is sent before the last one is answered."""
-    clock, at_s, reported = ClockOffset(), 100.0, []
+    clock, at_s, now_s, reported = ClockOffset(), 100.0, 0.0, []
     for there, compute, back, idle in calls:
         started_s = at_s + idle / 1000
         computed_s = started_s + compute / 1000
-        sent_s, now_s = started_s - there / 1000, computed_s + back / 1000
+        # Answers of one connection arrive in their order.
+        sent_s, now_s = started_s - there / 1000, max(now_s, computed_s + back / 1000)
         theirs = started_s + offset_s, computed_s + offset_s
         clock.measure(sent_s, (theirs[0], *theirs, theirs[1]), now_s)
         found = clock.convert(*theirs, sent_s, now_s)
