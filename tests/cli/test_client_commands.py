@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -431,8 +432,17 @@ async def test_a_conversation_on_a_terminal(server: Server) -> None:
         assert await asyncio.to_thread(terminal.wait_for_exit) == 0
 
 
+async def read_request(reader: asyncio.StreamReader) -> bytes:
+    """Read a request to its end, and return its head: closing a connection with unread bytes resets it, and the client
+    may lose the answer."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    await reader.readexactly(int(length[1]) if length else 0)
+    return head
+
+
 async def truncated_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
+    await read_request(reader)
     event = json.dumps(
         {"choices": [{"delta": {"content": "Hel\x1b[2Jlo\u202e \u0645\u06cc\u200c\u062e"}, "finish_reason": None}]}
     )
@@ -451,7 +461,7 @@ async def test_an_answer_that_ends_early_is_an_error(capsys: pytest.CaptureFixtu
 
 
 async def other_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
+    await read_request(reader)
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\nconnection: close\r\n\r\n[1, 2.5]")
     writer.close()
 
@@ -481,7 +491,7 @@ async def answering(status: str, body: str = "", header: str = "") -> AsyncItera
     requests: list[bytes] = []
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        requests.append(await reader.readuntil(b"\r\n\r\n"))
+        requests.append(await read_request(reader))
         fields = f"content-length: {len(body.encode())}\r\nconnection: close\r\n{header}"
         writer.write(f"HTTP/1.1 {status}\r\n{fields}\r\n{body}".encode())
         writer.close()
