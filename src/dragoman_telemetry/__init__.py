@@ -1,6 +1,6 @@
 """Traces, metrics and logs for an OpenTelemetry collector: the entry point of the group `dragoman.telemetry`.
 
-Only `exporters`, `spans`, `metrics` and `logs` import OpenTelemetry, once something is exported.
+Only modules that `signals` imports use OpenTelemetry, once something is exported.
 """
 
 import logging

@@ -35,14 +35,6 @@ def operation_of(tokens: TokenUsage) -> str:
     return _OPERATIONS[tokens.operation]
 
 
-def first_token_s(record: RequestRecord, tokens: TokenUsage) -> float | None:
-    """Return the seconds from the arrival of a call until its first token, None if they are unknown."""
-    call = record.call
-    if call.first_chunk_s:
-        return call.first_chunk_s - call.arrived_s
-    return tokens.first_token_s
-
-
 def gen_ai_attributes(record: RequestRecord, tokens: TokenUsage) -> dict[str, Any]:
     """Return the attributes of the span of a call of a text model: no prompts and no completions."""
     call = record.call

@@ -25,7 +25,6 @@ from dragoman.core.metrics import Family, Histogram
 from dragoman.transports.observation import RequestRecord
 from dragoman_telemetry.attributes import (
     PROVIDER,
-    first_token_s,
     is_server_error,
     is_server_status,
     known_method,
@@ -114,7 +113,7 @@ class RequestMetrics:
             return
         self._count("gen_ai.client.inference.usage.output_tokens", key[:2], tokens.output)
         self._observe("gen_ai.client.token.usage", (*key[:2], "", "output"), tokens.output)
-        first_s = first_token_s(record, tokens)
+        first_s = tokens.first_token_s
         if error or first_s is None or not tokens.output:
             return
         self._observe("gen_ai.server.time_to_first_token", key[:2], first_s)

@@ -3,9 +3,11 @@
 import signal
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.server_process import started_server
+from e2e.server_process import ServerProcess, started_server
 
 MODEL = """
 import dragoman
@@ -22,30 +24,32 @@ class Echo(dragoman.Model):
 """
 
 
-def test_the_states_of_a_service(tmp_path: Path) -> None:
-    (tmp_path / "echo.py").write_text(MODEL.format(load="pass"))
+@contextmanager
+def service(folder: Path, load: str) -> Iterator[tuple[ServerProcess, socket.socket]]:
+    """Start a server whose model runs `load` when it is loaded; return it with the socket of its service manager."""
+    (folder / "echo.py").write_text(MODEL.format(load=load))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.bind(str(tmp_path / "notify"))
+        sock.bind(str(folder / "notify"))
         sock.settimeout(60)
-        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-        with started_server(f"{tmp_path}/echo.py:Echo", environment=environment) as process:
-            assert sock.recv(1000) == b"READY=1"
-            before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-            process.popen.send_signal(signal.SIGHUP)
-            reloading, time_us = sock.recv(1000).decode().split("\nMONOTONIC_USEC=")
-            assert (reloading, int(time_us) >= before_us) == ("RELOADING=1", True)
-            assert sock.recv(1000) == b"READY=1"
-            process.popen.send_signal(signal.SIGTERM)
-            assert sock.recv(1000) == b"STOPPING=1"
-            assert process.popen.wait(60) == 0
+        environment = {"NOTIFY_SOCKET": str(folder / "notify")}
+        with started_server(f"{folder}/echo.py:Echo", environment=environment) as process:
+            yield process, sock
+
+
+def test_the_states_of_a_service(tmp_path: Path) -> None:
+    with service(tmp_path, "pass") as (process, sock):
+        assert sock.recv(1000) == b"READY=1"
+        before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        process.popen.send_signal(signal.SIGHUP)
+        reloading, time_us = sock.recv(1000).decode().split("\nMONOTONIC_USEC=")
+        assert (reloading, int(time_us) >= before_us) == ("RELOADING=1", True)
+        assert sock.recv(1000) == b"READY=1"
+        process.popen.send_signal(signal.SIGTERM)
+        assert sock.recv(1000) == b"STOPPING=1"
+        assert process.popen.wait(60) == 0
 
 
 def test_a_service_without_models_is_never_ready(tmp_path: Path) -> None:
-    (tmp_path / "echo.py").write_text(MODEL.format(load="raise ValueError('no weights')"))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.bind(str(tmp_path / "notify"))
-        sock.settimeout(60)
-        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-        with started_server(f"{tmp_path}/echo.py:Echo", environment=environment) as process:
-            assert sock.recv(1000) == b"STOPPING=1"
-            assert process.popen.wait(60) == 1
+    with service(tmp_path, "raise ValueError('no weights')") as (process, sock):
+        assert sock.recv(1000) == b"STOPPING=1"
+        assert process.popen.wait(60) == 1

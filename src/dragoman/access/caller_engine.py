@@ -200,14 +200,12 @@ class CallerEngine:
             return response
         limits = RateLimits() if self._limiter is None else self._limiter.limits()
         if self._budget is not None:
-            of_tokens = self._budget.limits()
-            limits = RateLimits(
-                limits.requests,
-                limits.remaining_requests,
-                limits.reset_requests_s,
-                of_tokens.tokens,
-                of_tokens.remaining_tokens,
-                of_tokens.reset_tokens_s,
+            left = self._budget.limits()
+            limits = structs.replace(
+                limits,
+                tokens=left.tokens,
+                remaining_tokens=left.remaining_tokens,
+                reset_tokens_s=left.reset_tokens_s,
             )
         return structs.replace(response, limits=limits)
 

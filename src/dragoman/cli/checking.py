@@ -1,7 +1,6 @@
 """`dragoman serve --check`: everything that would keep the server from starting, without a start."""
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,9 +100,7 @@ def _addresses(settings: Settings) -> Iterator[str]:
     with ExitStack() as stack:
         for host, port in dict.fromkeys(addresses) if settings.processes != 1 else addresses:
             try:
-                bound: socket.socket = stack.enter_context(listening_socket(host, port, backlog=1))
+                stack.enter_context(listening_socket(host, port, backlog=1))
             except OSError as error:
                 error.filename = error.filename or f"{host}:{port}"
                 yield explain_address(error, settings)
-            else:
-                del bound

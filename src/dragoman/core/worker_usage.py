@@ -8,10 +8,10 @@ from dragoman.core.metrics import Family, Labels, Sample
 _CPU: Final = "dragoman_worker_cpu_seconds_total"
 _MEMORY: Final = "dragoman_worker_resident_memory_bytes"
 
-Usage = tuple[float, float]  # CPU seconds and bytes of resident memory
+ProcessUsage = tuple[float, float]  # CPU seconds and bytes of resident memory
 
 
-def usage_families(usages: Iterable[tuple[Labels, Usage]]) -> Iterable[Family]:
+def usage_families(usages: Iterable[tuple[Labels, ProcessUsage]]) -> Iterable[Family]:
     """Return the metrics of processes with these labels."""
     found = [*usages]
     cpu = tuple(Sample(_CPU, labels, usage[0]) for labels, usage in found)

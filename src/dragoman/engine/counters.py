@@ -84,14 +84,16 @@ class CallCounters:
         """Count one call that ends now; it came at `start_s`, by the monotonic clock."""
         times, counters = request.times, self._by_type[type(request.call)]
         ended_s = times.ended_s = counters.last_s = monotonic()
+        first_token_s = None
         if usage is not None:
-            times.tokens = usage.tokens(request.call)
+            times.tokens = usage.tokens(request.call, times)
+            first_token_s = times.tokens.first_token_s
         if self.meter is not None and request.caller.owner:
             self._count_usage(self.meter, request, error)
         if error is None:
             durations = counters.succeeded
             if usage is not None:
-                self.generation.count(usage, ended_s - start_s, times)
+                self.generation.count(usage, ended_s - start_s, first_token_s)
         else:
             durations = counters.failed[outcome(error, request.call)]
             if times.arrived_s:

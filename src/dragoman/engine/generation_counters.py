@@ -38,11 +38,10 @@ _METRICS: Mapping[str, tuple[str, Sequence[float]]] = {
 class GenerationUsage:
     """Tokens and times of one Generate call, summed up over its chunks."""
 
-    __slots__ = ("generated", "prompts", "texts")
+    __slots__ = ("prompts", "texts")
 
     def __init__(self) -> None:
         self.prompts: Sequence[PromptInfo] = ()
-        self.generated: list[int] = []
         self.texts: dict[tuple[int, int], tuple[int, str]] = {}  # by prompt and choice: tokens, and why it ended
 
     @classmethod
@@ -58,10 +57,13 @@ class GenerationUsage:
             self.prompts = chunk.prompts
         for text in chunk.texts:
             self.texts[text.prompt, text.choice] = text.generated, text.finish
-            if text.finish:
-                self.generated.append(text.generated)
 
-    def tokens(self, call: Call[Any]) -> TokenUsage:
+    @property
+    def generated(self) -> list[int]:
+        """Tokens of each completion that has ended."""
+        return [generated for generated, finish in self.texts.values() if finish]
+
+    def tokens(self, call: Call[Any], times: CallTimes) -> TokenUsage:
         """Return the tokens of the call so far."""
         assert isinstance(call, Generate)
         infos, texts = self.prompts, [self.texts[key] for key in sorted(self.texts)]
@@ -69,7 +71,6 @@ class GenerationUsage:
         temperature, top_p = (sampling.temperature, sampling.top_p) if sampling.do_sample else (None, None)
         if first is not None and first.temperature is not None:  # with the model's defaults
             temperature, top_p = first.temperature, first.top_p
-        parts = (first.checked_s, first.waited_s, first.read_s) if first is not None and len(infos) == 1 else (None,)
         return TokenUsage(
             "chat" if any(isinstance(prompt, Chat) for prompt in call.prompts) else "completion",
             input=sum(info.tokens for info in infos),
@@ -81,7 +82,7 @@ class GenerationUsage:
             temperature=temperature,
             top_p=top_p,
             stream=call.stream,
-            first_token_s=None if None in parts else sum(filter(None, parts)),
+            first_token_s=_first_token_s(infos, times),
         )
 
 
@@ -94,15 +95,14 @@ class GenerationCounters:
         self._histograms: dict[str, Histogram] = {}
         self._finished = dict.fromkeys(_REASONS, 0)
 
-    def count(self, usage: GenerationUsage, duration_s: float, times: CallTimes) -> None:
+    def count(self, usage: GenerationUsage, duration_s: float, first_token_s: float | None) -> None:
         """Count one call."""
         self._observe(_DURATION, duration_s)
         for _, reason in usage.texts.values():
             if reason in self._finished:
                 self._finished[reason] += 1
-        first_s = _first_token_s(usage, times)
-        if first_s is not None:
-            self._observe(_FIRST_TOKEN, min(first_s, duration_s))
+        if first_token_s is not None:
+            self._observe(_FIRST_TOKEN, min(first_token_s, duration_s))
         for generated in usage.generated:
             self._observe(_GENERATED, generated)
         for info in usage.prompts:
@@ -133,7 +133,7 @@ class GenerationCounters:
             yield Family(name, "histogram", _METRICS[name][0], distributions=(histogram.distribution(name, labels),))
 
 
-def _first_token_s(usage: GenerationUsage, times: CallTimes) -> float | None:
+def _first_token_s(prompts: Sequence[PromptInfo], times: CallTimes) -> float | None:
     """Return the seconds from the arrival of a call until its first token, None if they are unknown.
 
     A stream has its first chunk then. Of another call the text engine knows how long its prompts waited, were checked
@@ -143,7 +143,7 @@ def _first_token_s(usage: GenerationUsage, times: CallTimes) -> float | None:
         return times.first_chunk_s - times.arrived_s
     first = [
         max(info.waited_s, times.queue_s) + (info.checked_s or 0.0) + info.read_s
-        for info in usage.prompts
+        for info in prompts
         if info.waited_s is not None and info.read_s is not None
     ]
     return min(first, default=None)

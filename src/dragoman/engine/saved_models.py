@@ -12,7 +12,7 @@ from dragoman.core.state_store import StateStore
 log = logging.getLogger("dragoman.engine")
 
 
-class SavedAdapter(msgspec.Struct, omit_defaults=True):
+class SavedAdapter(msgspec.Struct, frozen=True, omit_defaults=True):
     """A LoRA adapter that a client has loaded, from a path in the model's folder of adapters."""
 
     path: str

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dragoman.core.metrics import Family, Labels, Sample
-from dragoman.core.worker_usage import Usage, usage_families
+from dragoman.core.worker_usage import ProcessUsage, usage_families
 from dragoman.workers.pool import Pool
 
 _WORKERS: Final = "dragoman_workers"
@@ -18,7 +18,7 @@ def state_family(pools: Iterable[Pool], labels: Labels) -> Family:
 
 
 def process_families(
-    workers: Iterable[tuple[Labels, Mapping[int, int]]], groups: Mapping[int, Usage]
+    workers: Iterable[tuple[Labels, Mapping[int, int]]], groups: Mapping[int, ProcessUsage]
 ) -> Iterable[Family]:
     """Return CPU time and memory of the processes of replicas, which lead process groups; with the labels of models."""
     return usage_families(

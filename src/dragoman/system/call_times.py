@@ -20,7 +20,7 @@ class TokenUsage(msgspec.Struct, frozen=True):
     longest: tokens of the longest completion.
     finish_reasons: of the completions in their order, "" for one that was not finished.
     max_tokens: limit of new tokens of each completion.
-    first_token_s: seconds from the arrival until the first token, if the text engine knows them.
+    first_token_s: seconds from the arrival until the first token, of a stream until its first chunk; None if unknown.
     """
 
     operation: str

@@ -81,8 +81,7 @@ class StreamSender:
 
     async def _start(self, chunk: bytes, limits: Headers) -> None:
         await self._writer.start(200, (*self._stream.headers, *limits))
-        if (sending := self._writer.write(chunk)) is not None:
-            await sending
+        await self._write(chunk)
 
     async def _take_large(self, response: Response[Any]) -> None:
         await self._wait(self._write(await self._format(response)))
