@@ -1,6 +1,7 @@
 """Changes that clients make end with the server, which the log says, or are kept by its state store."""
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,29 @@ async def test_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(record_store, "MAX_AGE_S", -1.0)
     async with serve() as engine:
         assert await read(engine, "key", "r10") == [None]
+
+
+async def test_records_that_are_too_old_at_the_start_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "models", "model")
+
+    def serve() -> Engine:
+        return open_engine(tmp_path / "models", load_at_start=False, control_open=True, state=str(tmp_path / "state"))
+
+    async def read(engine: Engine) -> list[bytes | None]:
+        return [(await engine.call(Request(ReadRecord("key", each)))).answer for each in ("old", "new")]
+
+    now = time.time
+    async with serve() as engine:
+        await engine.call(Request(SaveRecord("key", "new", b"2")))
+        with monkeypatch.context() as earlier:
+            earlier.setattr(time, "time", lambda: now() - record_store.MAX_AGE_S - 60.0)
+            await engine.call(Request(SaveRecord("key", "old", b"1")))
+        assert await read(engine) == [b"1", b"2"]
+    for _ in range(2):
+        async with serve() as engine:
+            assert await read(engine) == [None, b"2"]
 
 
 async def test_a_store_that_cannot_be_used_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
