@@ -98,6 +98,12 @@ def own(request: Any, library: tuple[str, Library], loop_thread: LoopThread) -> 
         yield client
 
 
+@pytest.fixture(params=["blocking", "asyncio"])
+def without_retries(request: Any, library: tuple[str, Library], loop_thread: LoopThread) -> Iterator[Any]:
+    with loop_thread.client(request.param, library[0], retries=0) as client:
+        yield client
+
+
 @pytest.mark.parametrize("count", [0, 1, 2000, 100_000, 1_500_000])
 def test_messages_of_any_size(own: Any, count: int) -> None:
     array = np.arange(float(count))
@@ -114,14 +120,14 @@ def test_metadata_and_deadline(own: Any, library: tuple[str, Library]) -> None:
     assert library[1].metadata["left_s"] > 1e9  # no deadline
 
 
-def test_the_status_is_raised(own: Any) -> None:
+def test_the_status_is_raised(without_retries: Any) -> None:
     with pytest.raises(errors.ModelNotFound) as caught:
-        own.infer("missing", X)
+        without_retries.infer("missing", X)
     assert caught.value.message == "kein Modell: süß % 100\n"
     assert caught.value.retry_after_s == 7
     with pytest.raises(errors.NotSupported):
-        own.live()
-    own.infer("m", X)
+        without_retries.live()
+    without_retries.infer("m", X)
 
 
 def test_a_timeout_ends_the_call(own: Any, library: tuple[str, Library]) -> None:
