@@ -1,7 +1,7 @@
 """Ends connections after a time, so that clients that keep theirs reach servers that were added behind a load balancer.
 
 At its age a connection is retired: its next response is the last one, or its client is told to open another one. That
-loses no request, whatever the client sends meanwhile. After the grace what is still in flight is cancelled, and a
+loses no request of a client that heeds it. After the grace what is still in flight is cancelled, and a
 client that takes no notice is disconnected.
 
     stage     entered at                        becomes
