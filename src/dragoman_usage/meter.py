@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
 import msgspec
 
@@ -31,14 +32,14 @@ _SAVE_S = 0.1
 _DAY_S = 86400.0
 
 
-class _Stored(msgspec.Struct, array_like=True):
-    """A row in the store, whose key is the day and the model."""
+class _Row(msgspec.Struct, array_like=True):
+    """What calls have used, as in the store, where the key is the day and the model."""
 
     name: str
-    requests: int
-    input_tokens: int
-    output_tokens: int
-    compute_s: float
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    compute_s: float = 0.0
 
 
 _Key = tuple[str, str, str]  # day, owner, model
@@ -54,28 +55,35 @@ class Meter:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table, self._clock, self._monotonic = table, clock, monotonic
-        self._rows: dict[_Key, tuple[str, Usage]] = {}
+        self._rows: dict[_Key, _Row] = {}
         self._changed: set[_Key] = set()
         self._saving: asyncio.TimerHandle | None = None
         self._budgets: dict[str, Budget] = {}
         self._day = ""
         self._day_ends_s = 0.0
         self._used_today: Counter[str] = Counter()  # tokens by owner
-        for (owner, key), row in table.read(_Stored).items():
+        for (owner, key), row in table.read(_Row).items():
             day, _, model = key.partition(" ")
-            usage = Usage(row.requests, row.input_tokens, row.output_tokens, row.compute_s)
-            self._rows[day, owner, model] = row.name, usage
+            self._rows[day, owner, model] = row
         self._turn_day()
 
     def add(self, owner: str, name: str, model: str, usage: Usage) -> None:
-        key = self._today(), owner, model
-        before = self._rows.get(key)
-        self._rows[key] = name, usage if before is None else before[1].plus(usage)
+        requests, input_tokens, output_tokens, compute_s = usage
+        self._begin_day()
+        key = self._day, owner, model
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = _Row(name)
+        row.name = name
+        row.requests += requests
+        row.compute_s += compute_s
         self._changed.add(key)
-        if usage.tokens:
-            self._used_today[owner] += usage.tokens
+        if tokens := input_tokens + output_tokens:
+            row.input_tokens += input_tokens
+            row.output_tokens += output_tokens
+            self._used_today[owner] += tokens
             if (budget := self._budgets.get(owner)) is not None:
-                budget.debit(usage.tokens)
+                budget.debit(tokens)
         if self._saving is None:
             self._saving = asyncio.get_running_loop().call_later(_SAVE_S, self._save)
 
@@ -88,8 +96,10 @@ class Meter:
 
     def rows(self, call: ReadUsage) -> tuple[UsageRow, ...]:
         return tuple(
-            UsageRow(day, owner, name, model, usage)
-            for (day, owner, model), (name, usage) in sorted(self._rows.items())
+            UsageRow(
+                day, owner, row.name, model, Usage(row.requests, row.input_tokens, row.output_tokens, row.compute_s)
+            )
+            for (day, owner, model), row in sorted(self._rows.items(), key=itemgetter(0))
             if call.first_day <= day <= call.last_day and call.owner in (None, owner)
         )
 
@@ -99,17 +109,16 @@ class Meter:
         self._save()
 
     def tokens_today(self, owner: str) -> int:
-        self._today()
+        self._begin_day()
         return self._used_today[owner]
 
     def rest_of_day_s(self) -> float:
-        self._today()
+        self._begin_day()
         return self._day_ends_s - self._clock()
 
-    def _today(self) -> str:
+    def _begin_day(self) -> None:
         if self._clock() >= self._day_ends_s:
             self._turn_day()
-        return self._day
 
     def _turn_day(self) -> None:
         """Begin a day, and forget the oldest."""
@@ -117,9 +126,9 @@ class Meter:
         now = datetime.fromtimestamp(now_s, UTC)
         self._day, self._day_ends_s = now.strftime("%Y-%m-%d"), (now_s // _DAY_S + 1) * _DAY_S
         self._used_today = Counter()
-        for (day, owner, _), (_, usage) in self._rows.items():
+        for (day, owner, _), row in self._rows.items():
             if day == self._day:
-                self._used_today[owner] += usage.tokens
+                self._used_today[owner] += row.input_tokens + row.output_tokens
         oldest = (now - timedelta(days=KEEP_DAYS)).strftime("%Y-%m-%d")
         excess = len(self._rows) - MAX_ROWS
         for number, key in enumerate(sorted(self._rows)):
@@ -133,8 +142,7 @@ class Meter:
         self._saving = None
         changed, self._changed = self._changed, set()
         for day, owner, model in changed:
-            name, usage = self._rows[day, owner, model]
-            self._table.put(f"{day} {model}", _Stored(name, *usage), owner)
+            self._table.put(f"{day} {model}", self._rows[day, owner, model], owner)
 
 
 class Budget:

@@ -104,31 +104,34 @@ class CallerEngine:
         self.caller = grant.caller(address)
         self._limiter = None if engine.is_remote else grant.limiter
         self._budget: TokenBudget | None = None
-        self._limits: KeyLimits | None = None
+        self._limits: KeyLimits | None = None  # for the engine in another process
         if engine.is_remote and grant.has_limits:
             self._limits = KeyLimits.of(grant)
         elif grant.limits_tokens:
             meter: UsageMeter | None = getattr(engine, "meter", None)
             assert meter is not None, "keys with limits of tokens are refused without it"
             self._budget = meter.budget(self.caller, grant.tokens_per_minute, grant.tokens_per_day)
+        self._is_limited = self._limiter is not None or self._budget is not None
         self.ready = engine.ready
         self.wait_for_change = engine.wait_for_change
 
     def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
         call: Any = request.call
-        is_of_model = isinstance(call, ModelCall)
+        permit = name_of = None
         try:
-            permit = self._acquire() if is_of_model or isinstance(call, ConcurrentCalls) else None
+            if self._is_limited and isinstance(call, (ModelCall, ConcurrentCalls)):
+                permit = self._acquire()
             response = self._engine.begin(self._restrict(request))
         except _REFUSED as error:
             self._log(request, error)
             raise
-        name_of = _LISTS.get(type(call)) if self.grant.models is not None else None
+        if self.grant.models is not None:
+            name_of = _LISTS.get(type(call))
         if isinstance(response, Response):
             if permit is not None:
                 permit.release()
-            return self._with_limits(request, self._select(response, name_of))
-        if is_of_model and permit is None and self._budget is None:
+            return self._complete(request, response, name_of) if self._is_limited or name_of else response
+        if not self._is_limited and isinstance(call, ModelCall):
             return response
         return self._finish(request, response, permit, name_of)
 
@@ -143,7 +146,7 @@ class CallerEngine:
         permit = None
         try:
             permit = self._acquire()
-            is_first = self._limiter is not None or self._budget is not None
+            is_first = self._is_limited
 
             def take_first(response: Response[A]) -> Awaitable[None] | None:
                 nonlocal is_first
@@ -178,7 +181,7 @@ class CallerEngine:
         name_of: Callable[[Any], str] | None,
     ) -> Response[A]:
         try:
-            return self._with_limits(request, self._select(await response, name_of))
+            return self._complete(request, await response, name_of)
         except _REFUSED as error:
             self._log(request, error)
             raise
@@ -186,17 +189,19 @@ class CallerEngine:
             if permit is not None:
                 permit.release()
 
-    def _select(self, response: Response[A], name_of: Callable[[Any], str] | None) -> Response[A]:
-        """Return a list without the models that the key may not use."""
+    def _complete(
+        self, request: Request[A], response: Response[A], name_of: Callable[[Any], str] | None
+    ) -> Response[A]:
+        """Return a list without the models that the key may not use, and what is left of the limits with a text."""
         models, answer = self.grant.models, response.answer
-        if name_of is None or models is None:
-            return response
-        assert isinstance(answer, tuple)
-        return structs.replace(response, answer=tuple(each for each in answer if name_of(each) in models))
+        if name_of is not None and models is not None:
+            assert isinstance(answer, tuple)
+            response = structs.replace(response, answer=tuple(each for each in answer if name_of(each) in models))
+        return self._with_limits(request, response)
 
     def _with_limits(self, request: Request[A], response: Response[A]) -> Response[A]:
         """Return the response to a call about text with what is left of the key's limits."""
-        if not isinstance(request.call, _OF_TEXT) or (self._limiter is None and self._budget is None):
+        if not self._is_limited or not isinstance(request.call, _OF_TEXT):
             return response
         limits = RateLimits() if self._limiter is None else self._limiter.limits()
         if self._budget is not None:
@@ -212,9 +217,9 @@ class CallerEngine:
     def _restrict(self, request: Request[A]) -> Request[A]:
         """Return the request as the engine gets it."""
         request = self._bind(request)
-        if self._limits is None:
-            return request
-        return structs.replace(request, call=LimitedCall(request.call, self._limits))
+        return (
+            request if self._limits is None else structs.replace(request, call=LimitedCall(request.call, self._limits))
+        )
 
     def _bind(self, request: Request[A]) -> Request[A]:
         """Return the request in the name of the caller, with the models that it may use: the engine checks the one that
@@ -223,11 +228,12 @@ class CallerEngine:
         models, caller = self.grant.models, request.caller
         if caller is ANYONE:  # else a server process has set it
             caller = self.caller
-        if isinstance(call, ReadUsage) and "admin" not in self.grant.roles:
-            request = structs.replace(request, call=dataclasses.replace(call, owner=caller.owner))
-        if isinstance(call, ConcurrentCalls):
-            call = ConcurrentCalls(tuple(map(self._bind, call.requests)))
-            return structs.replace(request, call=call, caller=caller)
+        if isinstance(call, (ReadUsage, ConcurrentCalls)):
+            if isinstance(call, ConcurrentCalls):
+                call = ConcurrentCalls(tuple(map(self._bind, call.requests)))
+                return structs.replace(request, call=call, caller=caller)
+            if "admin" not in self.grant.roles:
+                request = structs.replace(request, call=dataclasses.replace(call, owner=caller.owner))
         if models is None or isinstance(call, _OPEN):
             return structs.replace(request, caller=caller)
         if request.models != models:

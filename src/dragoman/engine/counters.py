@@ -136,7 +136,7 @@ class CallCounters:
     ) -> None:
         """Count what a call of a key has used, also if it failed after its model had begun."""
         times, caller = request.times, request.caller
-        began = bool(times.started_s) and times.started_s < times.ended_s
+        began = 0.0 < times.started_s < times.ended_s
         if error is not None and not began:
             return
         prompts, completions = times.computed_tokens
