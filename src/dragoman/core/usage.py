@@ -22,10 +22,6 @@ class Usage(NamedTuple):
     output_tokens: int = 0
     compute_s: float = 0.0
 
-    @property
-    def tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
-
     def plus(self, other: Self) -> "Usage":
         return Usage(
             self.requests + other.requests,

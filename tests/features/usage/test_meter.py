@@ -45,7 +45,7 @@ async def test_usage_adds_up_by_day_key_and_model() -> None:
         ("2027-01-16", "ann", "llm", Usage(1, 7, 0, 0.0)),
     ]
     (own,) = meter.rows(ReadUsage("2027-01-15", "2027-01-15", "key:bob"))
-    assert own.usage.tokens == 2
+    assert own.usage[1:3] == (1, 1)
     meter.close()
 
 
