@@ -107,6 +107,8 @@ class _Running:
         self._assembly = assembly
         self._drain_s = drain_s
         self._stopping = asyncio.Event()
+        if engine.audit is not None:
+            engine.audit.attach()
         self._loading = self.loop.create_task(engine.start())
         self.task = self.loop.create_task(self._run())
 
@@ -139,6 +141,8 @@ class _Running:
         finally:
             await self._engine.close()
             await self._assembly.close()
+            if self._engine.audit is not None:
+                self._engine.audit.close()
 
 
 def _is_health_check(application: Application, scope: Scope) -> bool:

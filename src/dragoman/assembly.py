@@ -166,6 +166,7 @@ def access_control(settings: Settings, processes: int = 1, *, is_asgi: bool = Fa
             sites=sites,
             tokens=tokens,
             failures_per_minute=settings.auth_failures_per_minute / processes,
+            has_certificates=bool(settings.tls_client_ca),
         )
     )
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from dragoman import plugins
+from dragoman.core import audit
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.options import RENAMED, split_list
+from dragoman.core.options import RENAMED, SECRET_SOURCES, secrets_in_files, split_list
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.state_store import StateStore
 from dragoman.core.usage import HOOK, MakeMeter, UsageMeter
@@ -75,7 +76,20 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         saved_weights=SavedWeights(settings.version_weights_file, store),
         store=store,
         meter=_meter(store) if settings.needs_keys else None,
+        audit=make_audit_writer(settings),
     )
+
+
+def make_audit_writer(settings: Settings) -> audit.AuditWriter | None:
+    """Return what keeps the audit log, None if it is off. Raises InvalidInput if the file cannot be used."""
+    if not settings.audit_log:
+        if settings.audit_log_required:
+            raise InvalidInput("setting 'audit_log_required' needs 'audit_log', the file")
+        return None
+    if not plugins.has(*audit.HOOK):
+        raise InvalidInput("setting 'audit_log': the feature dragoman_audit is not installed")
+    writer: audit.AuditWriter = plugins.find(*audit.HOOK)(settings.audit_log, is_required=settings.audit_log_required)
+    return writer
 
 
 def _meter(store: StateStore) -> UsageMeter | None:
@@ -114,7 +128,12 @@ def setting_errors(
             continue
         for file, table in tables:
             layers.append(_valid(table, partial(_checked_table, file), errors))
-    layers.append(_valid(environment, from_environment, errors))
+    without_secrets = {name: value for name, value in environment.items() if name not in SECRET_SOURCES}
+    layers.append(_valid(without_secrets, from_environment, errors))
+    try:
+        layers.append(secrets_in_files(environment))
+    except InvalidInput as error:
+        errors.append(error.message)
     layers.append(_valid(flags, dict, errors))
     return errors, parse_settings(*layers)
 

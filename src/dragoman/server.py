@@ -15,6 +15,7 @@ from typing import Any, Self, Unpack
 
 from dragoman import plugins
 from dragoman.assembly import http_addresses, open_hosts
+from dragoman.core.audit import log_reload
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine
@@ -154,6 +155,8 @@ class Server:
             log.warning("nothing will be served: no model is loaded at the start, nor later without --control-token")
         self._warn_if_open()
         try:
+            if self.engine.audit is not None:
+                self.engine.audit.attach()
             if self.worker_port is not None:
                 await self.worker_port.start()
             await self._transports.start()
@@ -189,10 +192,16 @@ class Server:
         and `explain_batches` take effect; a warning names others that have changed.
         """
         self._transports.reload()
+        names = ("log_level", "explain_batches")
+        before = {name: getattr(self.settings, name) for name in names}
         try:
             self._apply_settings(self.read_settings())
         except DragomanError as error:
             log.error("settings are unchanged: %s", error.message)
+            log_reload("settings", "signal", {}, error)
+        else:
+            after = {name: getattr(self.settings, name) for name in names}
+            log_reload("settings", "signal", {"before": before, "after": after})
         self.engine.sync()
 
     def _reload_as_service(self) -> None:
@@ -235,6 +244,8 @@ class Server:
         await self.engine.close()
         if self.worker_port is not None:
             await self.worker_port.close()
+        if self.engine.audit is not None:
+            self.engine.audit.close()
 
     async def run(self, on_start: Callable[["Server"], Any] | None = None, *, handle_signals: bool = True) -> None:
         """Serve until SIGTERM or SIGINT, then drain and stop. `on_start` is awaited once the ports are open.

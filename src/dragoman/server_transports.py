@@ -36,6 +36,9 @@ from dragoman.transports.http_server import HttpServer
 from dragoman.transports.recent_requests import RecentRequests
 from dragoman.transports.tls import TlsFiles
 
+# Settings that need `tls_client_ca`.
+_OF_CLIENT_CA = ("tls_client_crl", "tls_client_optional")
+
 
 class Ports(msgspec.Struct, frozen=True):
     """Addresses to listen on: for HTTP, for gRPC only, and for administration.
@@ -76,10 +79,11 @@ class ServerTransports:
         settings, traces = self._settings, TraceSettings()
         http, grpc = load_protocols(settings, traces)
         ports = ports or configured_ports(settings, http, grpc)
-        tls = tls_files(settings)
+        tls = tls_files(settings, logs_reloads=not ports.is_shared)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
         assembly = self.assembly = Assembly(settings, traces, processes=ports.processes)
+        assembly.access.logs_reloads = not ports.is_shared
         if tls is not None:
             assembly.refresher.add(tls.files, tls.reload)
 
@@ -108,6 +112,8 @@ class ServerTransports:
                 access=assembly.access,
             )
             self.grpc_port = await self._grpc.start(host, port, shared=ports.is_shared)
+        if tls is not None:
+            tls.on_revoked.extend(s.abort_revoked for s in (self._http, self._grpc, self._admin) if s is not None)
         assembly.refresher.start()
 
     def reload(self) -> None:
@@ -155,20 +161,34 @@ def check_settings(settings: Settings) -> None:
     access_control(settings)
 
 
-def tls_files(settings: Settings) -> TlsFiles | None:
+def tls_files(settings: Settings, *, logs_reloads: bool = True) -> TlsFiles | None:
     """Return the files of TLS, None without TLS. Raises InvalidInput for invalid files."""
     if not settings.tls_cert:
-        for name in ("tls_key", "tls_client_ca"):
+        for name in ("tls_key", "tls_client_ca", *_OF_CLIENT_CA):
             if getattr(settings, name):
                 raise InvalidInput(
                     f"setting '{name}' needs 'tls_cert'; without a certificate nothing would be encrypted"
                 )
         return None
+    for name in _OF_CLIENT_CA:
+        if getattr(settings, name) and not settings.tls_client_ca:
+            raise InvalidInput(f"setting '{name}' needs 'tls_client_ca', the authorities of client certificates")
+    if settings.tls_client_crl and settings.tls_min_version == "1.2":
+        raise InvalidInput(
+            "setting 'tls_client_crl' needs 'tls_min_version' 1.3: revoked clients could resume sessions of TLS 1.2"
+        )
+    if settings.tls_client_optional and not settings.needs_keys:
+        raise InvalidInput(
+            "setting 'tls_client_optional' needs keys, such as 'api_keys': else nothing would need a certificate"
+        )
     files = TlsFiles(
         cert=settings.tls_cert,
         key=settings.tls_key,
         client_ca=settings.tls_client_ca,
+        client_crl=settings.tls_client_crl,
+        is_optional=settings.tls_client_optional,
         min_version=settings.tls_min_version,
+        logs_reloads=logs_reloads,
     )
     files.check()
     return files

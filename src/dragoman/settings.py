@@ -14,12 +14,14 @@ from typing import Annotated, Any, Literal
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import (
     RENAMED,
+    SECRET_FILES,
     KafkaOptions,
     ModelOptions,
     Option,
     WorkerOptions,
     current_name,
     options,
+    secrets_in_files,
     suggestion,
     values,
 )
@@ -301,6 +303,19 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             serve_only=True,
         ),
     ] = ""
+    tls_client_crl: Annotated[
+        str,
+        Option(
+            "file with the revocation lists (PEM) of these authorities; needs tls_min_version 1.3",
+            ADDRESSES,
+            not_empty=True,
+            serve_only=True,
+        ),
+    ] = ""
+    tls_client_optional: Annotated[
+        bool,
+        Option("also serve clients without a certificate; they need a key then", ADDRESSES, serve_only=True),
+    ] = False
     tls_min_version: Annotated[Literal["1.2", "1.3"], Option("lowest version of TLS", ADDRESSES, serve_only=True)] = (
         "1.2"
     )
@@ -522,6 +537,24 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         Literal["", "text", "json"],
         Option("format of the access log: text (name=value) or json; default: as log_format", LOGGING),
     ] = ""
+    audit_log: Annotated[
+        str,
+        Option(
+            "file to which the audit log is appended, as JSON lines; -: standard output; default: in the log only",
+            LOGGING,
+            operator_only=True,
+            not_empty=True,
+        ),
+    ] = ""
+    audit_log_required: Annotated[
+        bool,
+        Option(
+            "reject changes of models and of the server with 503 while the audit log cannot be written; else it is "
+            "reported",
+            LOGGING,
+            operator_only=True,
+        ),
+    ] = False
     recent_requests: Annotated[
         int, Option("last requests whose times the console shows, by their ids; 0: none", LOGGING, maximum=100_000)
     ] = 0
@@ -603,11 +636,14 @@ _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.+")
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings in environment variables; raise InvalidInput for an unknown variable with our prefix."""
-    fields: dict[str, str] = {}
+    """Return the settings in environment variables, and the secrets in files that they name.
+
+    Raises InvalidInput for an unknown variable with our prefix, and for secrets that are given twice.
+    """
+    fields: dict[str, str] = secrets_in_files(environment)
     for variable, value in environment.items():
         key = variable.removeprefix(PREFIX)
-        if key == variable or _SERVICE_VARIABLE.fullmatch(key):
+        if key == variable or variable in SECRET_FILES or _SERVICE_VARIABLE.fullmatch(key):
             continue
         if key.endswith("PORT") and _SERVICE_URL.fullmatch(value):
             continue

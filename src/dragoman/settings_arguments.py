@@ -31,6 +31,8 @@ class SettingsArguments(TypedDict, total=False):
     tls_cert: str
     tls_key: str
     tls_client_ca: str
+    tls_client_crl: str
+    tls_client_optional: bool
     tls_min_version: Literal["1.2", "1.3"]
     admin_port: int
     admin_host: str
@@ -152,6 +154,8 @@ class SettingsArguments(TypedDict, total=False):
     log_format: Literal["text", "json"]
     access_log: str
     access_log_format: Literal["", "text", "json"]
+    audit_log: str
+    audit_log_required: bool
     recent_requests: int
     tracing_endpoint: str
     tracing_ratio: float

@@ -21,6 +21,7 @@ import msgspec
 
 from dragoman._version import __version__
 from dragoman.core.errors import InvalidInput, ServerError
+from dragoman.core.secret_files import read_secret_file
 
 PROTOCOL = 1
 # Minor versions of Python differ in how they serialize values.
@@ -168,10 +169,7 @@ def read_secret(file: str, value: str) -> bytes:
         if not value:
             raise InvalidInput(f"the secret of workers is missing: expected a file, or the variable {SECRET_VARIABLE}")
         return check_secret(value, SECRET_VARIABLE)
-    try:
-        return check_secret(Path(file).read_text(encoding="utf-8").strip(), f"'{file}'")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"'{file}' with the secret of workers cannot be read: {error}") from error
+    return check_secret(read_secret_file("secret of workers", Path(file)).strip(), f"'{file}'")
 
 
 # --- the server's side ---------------------------------------------------------------------------------------

@@ -523,6 +523,8 @@ def is_loopback(host: str) -> bool:
 
 def make_worker_port(settings: Settings) -> WorkerPort:
     """Return the port that the settings of a server describe. Raises InvalidInput."""
+    if settings.worker_secret_file and settings.worker_secret:
+        raise InvalidInput("a secret is given twice: expected only one of 'worker_secret' and 'worker_secret_file'")
     return WorkerPort(
         WorkerPortOptions(
             host=settings.worker_host or settings.host,

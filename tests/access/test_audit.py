@@ -60,6 +60,11 @@ def refused(status: int, request: str, key: str = "", **more: Any) -> dict[str, 
     return {"action": "refused", "status": status, "request": request, "key": key, **more}
 
 
+def became(before: str, after: str) -> dict[str, str]:
+    """Return the states of the versions of a model before and after a change."""
+    return {"before": before, "after": after}
+
+
 def without_reason(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name != "reason"} for line in found]
 
@@ -76,15 +81,28 @@ async def test_changes_of_models(lines: Lines, keys: KeyFile, tmp_path: Path) ->
     settings = {"api_keys": str(keys.path), "version_weights_file": "-"}
     async with serving(tmp_path / "models", **settings, grpc_port=0) as server:
         for path, body, expected in (
-            ("POST /v2/repository/models/m/unload", b"", {"action": "unload", "model": "m"}),
-            ("POST /v2/repository/models/m/load", b"", {"action": "load", "model": "m"}),
-            ("POST /v2/repository/models/m/load", b"", {"action": "reload", "model": "m"}),
+            ("POST /v2/repository/models/m/unload", b"", {"action": "unload", "model": "m", **became("1=READY", "")}),
+            ("POST /v2/repository/models/m/load", b"", {"action": "load", "model": "m", **became("", "1=READY")}),
+            (
+                "POST /v2/repository/models/m/load",
+                b"",
+                {"action": "reload", "model": "m", **became("1=READY", "1=READY")},
+            ),
             (
                 "POST /v2/repository/models/m/load",
                 {"parameters": {"version_weights": "1=100"}},
-                {"action": "weights", "model": "m", "version_weights": "1=100"},
+                {
+                    "action": "weights",
+                    "model": "m",
+                    "version_weights": "1=100",
+                    **became("1=READY", "1=READY@100"),
+                },
             ),
-            ("DELETE /models/m/1", b"", {"action": "unload", "model": "m", "version": "1"}),
+            (
+                "DELETE /models/m/1",
+                b"",
+                {"action": "unload", "model": "m", "version": "1", **became("1=READY@100", "")},
+            ),
         ):
             method, _, target = path.partition(" ")
             assert (await server.request(method, target, body, ops)).status == 200, path
@@ -94,6 +112,7 @@ async def test_changes_of_models(lines: Lines, keys: KeyFile, tmp_path: Path) ->
         assert line == {
             "action": "load",
             "model": "none",
+            "before": "",
             "key": "ops",
             "outcome": "failed",
             "reason": response.error,
@@ -104,16 +123,18 @@ async def test_changes_of_models(lines: Lines, keys: KeyFile, tmp_path: Path) ->
             load = channel.unary_unary(f"/{m.SERVICE}/RepositoryModelLoad")
             body = m.RepositoryModelLoadRequest(model_name="m").SerializeToString()
             await load(body, metadata=[*ops.items()])
-        assert lines.take() == [{"action": "load", "model": "m", "key": "ops", "outcome": "done"}]
+        expected = {"action": "load", "model": "m", **became("", "1=READY")}
+        assert lines.take() == [{**expected, "key": "ops", "outcome": "done"}]
 
 
 async def test_changes_without_keys(lines: Lines) -> None:
     async with serving(Doubler, control_open=True) as server:
         await server.request("POST", "/v2/repository/models/Doubler/unload", b"")
-        assert lines.take() == [{"action": "unload", "model": "Doubler", "key": "", "outcome": "done"}]
+        unloaded = {"action": "unload", "model": "Doubler", **became("READY", ""), "outcome": "done"}
+        assert lines.take() == [{**unloaded, "key": ""}]
     async with serving(Doubler, control_token="sesame") as server:
         await server.request("POST", "/v2/repository/models/Doubler/unload", b"", bearer("sesame"))
-        assert lines.take() == [{"action": "unload", "model": "Doubler", "key": "control_token", "outcome": "done"}]
+        assert lines.take() == [{**unloaded, "key": "control_token"}]
 
 
 async def test_changes_of_text_engines(lines: Lines) -> None:
@@ -127,7 +148,7 @@ async def test_changes_of_text_engines(lines: Lines) -> None:
         def reset_prefix_cache(self, call: Any) -> None: ...
 
     async with serve(Adapting, control_token="sesame") as server:
-        done = {"model": "Adapting", "key": "control_token", "outcome": "done"}
+        done = {"model": "Adapting", "key": "control_token", "outcome": "done", **became("READY", "READY")}
         for path, body, expected in (
             ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "p"}, {"adapter": "a", "path": "p"}),
             ("/v1/unload_lora_adapter", {"lora_name": "a"}, {"adapter": "a"}),
@@ -148,13 +169,18 @@ async def test_changes_of_settings(lines: Lines, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("dragoman.protocols.open_inference.server_settings._change_logs", lambda _policy, changes: {})
     async with serving(Doubler, control_open=True, shared_memory=True) as server:
         await server.request("POST", "/v2/logging", {"log_info": False})
-        assert lines.take() == [{"action": "log settings", "log_info": False, "key": "", "outcome": "done"}]
+        changed = {"action": "log settings", "settings": '{"log_info": false}'}
+        assert lines.take() == [{**changed, "key": "", "outcome": "done"}]
         await server.request("POST", "/v2/trace/setting", {"trace_level": ["OFF"]})
         assert [line["action"] for line in lines.take()] == ["trace settings"]
         await server.request("GET", "/v2/logging")
         await server.request("POST", "/v2/logging", {})
         await server.request("POST", "/v2/systemsharedmemory/region/r/register", {"key": "none", "byte_size": 4})
-        assert lines.take() == []  # it was not changed
+        assert [(line["action"], line["outcome"]) for line in lines.take()] == [("register shared memory", "failed")]
+        # Names that every line has are not overwritten by those that a client sends.
+        hostile = {"message": "m", "key": "root", "time": "0", "action": "none"}
+        assert (await server.request("POST", "/v2/trace/setting", hostile)).status == 400
+        assert [(line["outcome"], line["key"]) for line in lines.take()] == [("failed", "")]
         await server.request("POST", "/v2/systemsharedmemory/unregister", b"")
         assert lines.take() == [{"action": "unregister shared memory", "region": "*", "key": "", "outcome": "done"}]
 

@@ -1,5 +1,6 @@
 """Grants: what the holder of a credential may do, and how much of it."""
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -113,6 +114,14 @@ class Grant:
     def caller(self, address: str = "") -> Caller:
         """Return the caller of requests from a client's address."""
         return Caller(self.owner, self.name, address, self.priority)
+
+    def until(self, expires_s: float) -> "Grant":
+        """Return this grant, with the same limits, until a time."""
+        if expires_s >= self.expires_s:
+            return self
+        shorter = copy.copy(self)
+        object.__setattr__(shorter, "expires_s", expires_s)
+        return shorter
 
     def is_equivalent(self, other: "Grant | None") -> bool:
         """Return whether another grant allows the same."""

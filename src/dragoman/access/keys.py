@@ -1,4 +1,4 @@
-"""API keys: random keys for clients, and the file that stores their SHA-256 hashes."""
+"""API keys: random keys for clients, and the file with their SHA-256 hashes, or with names in certificates instead."""
 
 import hashlib
 import json
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from dragoman.access.certificates import parse_certificate_name
 from dragoman.access.grants import EVERYTHING, ROLES, Grant
 from dragoman.core.documents import parse_toml
 from dragoman.core.errors import InvalidInput
@@ -32,11 +33,12 @@ _HEADER = "# API keys of Dragoman: `dragoman keys create NAME` adds one. Only ha
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
 
 
-class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
+class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """An entry as it is written in the file."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")]
-    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
+    certificate: str | None = None
     roles: Annotated[list[Role], msgspec.Meta(min_length=1)]
     models: Annotated[list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)] | None = None
     calls_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
@@ -52,10 +54,11 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StoredKey(msgspec.Struct, frozen=True):
-    """An entry of a key file: the hash of a key and what the key grants."""
+    """An entry of a key file: the hash of a key, or "" and the name in a client's certificate; and what it grants."""
 
     digest: bytes
     grant: Grant
+    certificate: str = ""
 
 
 def create_key() -> str:
@@ -103,7 +106,11 @@ def parse_keys(text: str) -> list[StoredKey]:
     except ValueError as error:
         raise InvalidInput(f"expected TOML: {error}") from error
     keys = [_stored_key(entry) for entry in document.key]
-    for field, values in (("name", [k.grant.name for k in keys]), ("sha256", [k.digest.hex() for k in keys])):
+    for field, values in (
+        ("name", [k.grant.name for k in keys]),
+        ("sha256", [k.digest.hex() for k in keys if k.digest]),
+        ("certificate", [k.certificate for k in keys if k.certificate]),
+    ):
         repeated = next((value for value in values if values.count(value) > 1), None)
         if repeated is not None:
             raise InvalidInput(f"two keys have the {field} '{repeated}'")
@@ -133,7 +140,15 @@ def _stored_key(entry: "_KeyEntry") -> StoredKey:
         )
     if "infer" not in roles and (names := [name for name in _OF_CALLS if getattr(grant, name)]):
         raise InvalidInput(f"key '{grant.name}': '{names[0]}' needs the role 'infer', which calls models")
-    return StoredKey(bytes.fromhex(entry.sha256), grant)
+    if (entry.sha256 is None) == (entry.certificate is None):
+        got = "none" if entry.sha256 is None else "both"
+        raise InvalidInput(f"key '{grant.name}': expected one of 'sha256' and 'certificate', got {got}")
+    if entry.certificate is None:
+        return StoredKey(bytes.fromhex(entry.sha256 or ""), grant)
+    try:
+        return StoredKey(b"", grant, parse_certificate_name(entry.certificate))
+    except InvalidInput as error:
+        raise InvalidInput(f"key '{grant.name}': {error.message}") from error
 
 
 def expand_roles(roles: Iterable[str]) -> frozenset[str]:
@@ -149,7 +164,8 @@ def format_keys(keys: Iterable[StoredKey]) -> str:
 
 def _format_entry(key: StoredKey) -> str:
     grant = key.grant
-    fields: dict[str, Any] = {"name": grant.name, "sha256": key.digest.hex()}
+    identity = {"certificate": key.certificate} if key.certificate else {"sha256": key.digest.hex()}
+    fields: dict[str, Any] = {"name": grant.name, **identity}
     fields["roles"] = ["admin"] if grant.roles == EVERYTHING else [role for role in ROLES if role in grant.roles]
     if grant.models is not None:
         fields["models"] = sorted(grant.models)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dragoman.access.certificates import parse_certificate_name
 from dragoman.access.grants import EVERYTHING, ROLES, Grant
 from dragoman.access.keys import StoredKey, create_key, digest_of, expand_roles, format_time, read_keys, write_keys
 from dragoman.core.errors import InvalidInput
@@ -24,6 +25,7 @@ examples:
   dragoman keys create notebook --file keys.toml
   dragoman keys create chat --tokens-per-minute 20000 --tokens-per-day 1000000 --priority low
   dragoman keys create ci --models iris,digits --calls-per-s 20 --max-concurrent 4 --expires-days 90
+  dragoman keys create ops --roles admin --certificate CN=ops.example.org
   dragoman serve models/ --api-keys keys.toml
 
 The key is printed once, to standard output; the file holds its SHA-256 hash. A running server reads a changed file
@@ -50,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tokens-per-day", type=int, default=0, metavar="N", help="the same in a day, UTC (default: any)")
     add("--priority", choices=("low", "normal", "high"), default="", help="class in queues (default: none)")
+    add("--certificate", default="", metavar="NAME", help="name in a client's certificate, instead of a key: CN=ops")
     add("--expires-days", type=float, default=0.0, metavar="X", help="days until it expires (default: never)")
     add("--json", action="store_true", help="print JSON, for programs")
 
@@ -78,7 +81,6 @@ def _create(path: Path, stored: list[StoredKey], arguments: argparse.Namespace) 
     if not roles or not EVERYTHING.issuperset(roles):
         raise InvalidInput(f"--roles: expected some of {', '.join(ROLES)}, got {arguments.roles!r}")
     expires_s = time.time() + arguments.expires_days * 86400 if arguments.expires_days else math.inf
-    key = create_key()
     grant = Grant(
         arguments.name,
         expand_roles(roles),
@@ -91,6 +93,13 @@ def _create(path: Path, stored: list[StoredKey], arguments: argparse.Namespace) 
         arguments.tokens_per_day,
         arguments.priority,
     )
+    if arguments.certificate:
+        named = StoredKey(b"", grant, parse_certificate_name(arguments.certificate))
+        write_keys(path, [*stored, named])
+        print(json.dumps(_fields(named), indent=2)) if arguments.json else None
+        print(f"key '{grant.name}' added to {path}: clients with the certificate {named.certificate}", file=sys.stderr)
+        return
+    key = create_key()
     added = StoredKey(digest_of(key), grant)
     # Print first, so that a key is never stored without having been shown, for example when the disk is full.
     print(json.dumps({**_fields(added), "key": key}, indent=2) if arguments.json else key, flush=True)
@@ -111,6 +120,7 @@ def _fields(key: StoredKey) -> dict[str, Any]:
     grant = key.grant
     return {
         "name": grant.name,
+        "certificate": key.certificate or None,
         "roles": [role for role in ROLES if role in grant.roles],
         "models": None if grant.models is None else sorted(grant.models),
         "calls_per_s": grant.calls_per_s or None,
@@ -126,6 +136,8 @@ def _describe(key: StoredKey) -> str:
     """Return one line about a key; its hash is of no use to readers."""
     grant = key.grant
     parts = [grant.name, "roles=" + ",".join(role for role in ROLES if role in grant.roles)]
+    if key.certificate:
+        parts.append(f"certificate={key.certificate}")
     if grant.models is not None:
         parts.append("models=" + ",".join(sorted(grant.models)))
     if grant.calls_per_s:

@@ -15,7 +15,7 @@ from typing import Any
 
 from dragoman.cli.startup import has_failed, progress, startup_line, startup_table
 from dragoman.core.errors import InvalidInput
-from dragoman.core.options import forget_secrets, suggestion
+from dragoman.core.options import forget_secrets, secrets_in_files, suggestion
 from dragoman.engine.model_files import environment_paths
 from dragoman.engine_setup import sagemaker_paths, settings_for
 from dragoman.formats.grpc_messages import message_class
@@ -128,7 +128,7 @@ def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
     forget_secrets()  # models in this process, and programs that they start, must not see them
 
     def read_settings() -> Settings:
-        return settings_for(paths, environment, flags)
+        return settings_for(paths, {**environment, **secrets_in_files(os.environ)}, flags)
 
     with warnings.catch_warnings(record=True) as found:  # to be logged in the format of the settings
         warnings.simplefilter("always", FutureWarning)

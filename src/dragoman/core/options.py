@@ -16,6 +16,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from dragoman.core.errors import InvalidInput
+from dragoman.core.secret_files import CREDENTIALS, FILE_SUFFIX, find_secret
 from dragoman.system.environment import overwrite_variables
 
 Placement = Literal["", "inline", "thread", "process"]
@@ -366,6 +367,10 @@ class KafkaOptions:
 # Settings whose values are secret, by name. Their environment variables are removed once they have been read.
 SECRET_SETTINGS = ("api_key", "control_token", "worker_secret")
 _VARIABLES = frozenset(f"DRAGOMAN_{name.upper()}" for name in SECRET_SETTINGS)
+# Variables that name files of secrets; `worker_secret_file` is a setting.
+SECRET_FILES = frozenset(f"{variable}{FILE_SUFFIX}" for variable in _VARIABLES) - {"DRAGOMAN_WORKER_SECRET_FILE"}
+# All that says where secrets are, besides the variables with the secrets themselves.
+SECRET_SOURCES = SECRET_FILES | {CREDENTIALS}
 # OpenTelemetry's variables of headers for a collector, which may hold its key: for all signals, and for each.
 _COLLECTOR_HEADERS = (
     "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
@@ -385,9 +390,26 @@ def child_environment(*, runs_models: bool) -> dict[str, str]:
 
 
 def collector_headers(signal: str) -> str:
-    """Return the headers for a collector as OpenTelemetry's variables have them. signal: traces, metrics or logs."""
+    """Return the headers for a collector as OpenTelemetry's variables have them. signal: traces, metrics or logs.
+
+    Raises InvalidInput for an invalid file of such a variable.
+    """
     known = {**os.environ, **_forgotten}
-    return known.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_HEADERS") or known.get(_COLLECTOR_HEADERS[0], "")
+    return find_secret(f"OTEL_EXPORTER_OTLP_{signal.upper()}_HEADERS", known) or (
+        find_secret(_COLLECTOR_HEADERS[0], known) or ""
+    )
+
+
+def secrets_in_files(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the secret settings whose values are in files. Raises InvalidInput."""
+    secrets = {}
+    for name in SECRET_SETTINGS:
+        variable = f"DRAGOMAN_{name.upper()}"
+        found = find_secret(variable, environment)
+        is_setting = variable in environment or variable + FILE_SUFFIX in environment.keys() - SECRET_FILES
+        if found is not None and not is_setting:
+            secrets[name] = found
+    return secrets
 
 
 def forget_secrets(*, runs_models: bool = False) -> None:

@@ -306,10 +306,11 @@ class ModelControl:
             self.saved_models.forget(name)
         if state is None and not any(d.spec.url for d in current.values()):
             log.info("model '%s': removed from disk", name)
-            log_change("unload", ANYONE, {"model": name, "cause": "files"})
+            was = self._registry.state_of(name)
             self._failed_updates.discard(name)
             self._unserved.pop(name, None)
             self._retire(self._registry.remove(name) if current else [])
+            self._log_change_of_files("unload", name, was)
             self._on_change()
         if state is None:
             return
@@ -333,8 +334,9 @@ class ModelControl:
             if all(d.loads_on_demand for d in new.values()) and not any(d.state == "READY" for d in current.values()):
                 self._unserved.pop(name, None)
                 self._failed_updates.discard(name)
+                was = self._registry.state_of(name)
                 self._retire(self._registry.put(name, {**kept, **new}, routing))  # the next call loads it
-                log_change("unload", ANYONE, {"model": name, "cause": "files"})
+                self._log_change_of_files("unload", name, was)
                 self._on_change()
                 return
             self._record_unserved(name, new, "", "LOADING")
@@ -343,18 +345,22 @@ class ModelControl:
     async def _update(
         self, name: str, new: Mapping[str, Deployment], routing: VersionRouting, kept: Mapping[str, Deployment]
     ) -> None:
-        action = "reload" if self._registry.versions(name) else "load"
+        action, was = "reload" if self._registry.versions(name) else "load", self._registry.state_of(name)
         try:
             async with self._gate:
                 await self._replace(name, new, routing, kept=kept, is_announced=False)
         except BaseException as error:
-            log_change(action, ANYONE, {"model": name, "cause": "files"}, error)
+            self._log_change_of_files(action, name, was, error)
             if isinstance(error, NotReady):  # it may load later: it counts as changed
                 self.on_disk.pop(name, None)
             raise
         log.info("model '%s': serves the files on disk", name)
         await self._saved_weights.save(name, self._registry.routing(name))
-        log_change(action, ANYONE, {"model": name, "cause": "files"})
+        self._log_change_of_files(action, name, was)
+
+    def _log_change_of_files(self, action: str, name: str, before: str, error: BaseException | None = None) -> None:
+        fields = {"model": name, "cause": "files", "before": before}
+        log_change(action, ANYONE, fields if error else {**fields, "after": self._registry.state_of(name)}, error)
 
     def index(self, *, ready: bool) -> tuple[IndexEntry, ...]:
         """Return every known model version, or those that are ready."""

@@ -4,8 +4,8 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from dragoman.core import calls
 from dragoman.core.about import one_line
-from dragoman.core.audit import log_change
+from dragoman.core.audit import AuditWriter, audited
 from dragoman.core.calls import Call, ModelDescription, Request, Response
 from dragoman.core.chunks import ChunkStream
 from dragoman.core.errors import (
@@ -86,7 +86,7 @@ class Engine:
     there was one. With `watch_quiet_s` models are loaded, replaced and unloaded as their files on disk change, once
     these have not changed for that many seconds. With `on_demand` calls load the models, within these limits. Protocols
     can keep `max_records` values between requests. `store` keeps state over restarts; `close` closes it. `meter` counts
-    what keys use; None if nothing does.
+    what keys use; None if nothing does. `audit` keeps the audit log, None if nothing does; who makes it closes it.
     """
 
     is_remote = False
@@ -103,10 +103,12 @@ class Engine:
         saved_weights: SavedWeights | None = None,
         store: StateStore | None = None,
         meter: UsageMeter | None = None,
+        audit: AuditWriter | None = None,
     ) -> None:
         self._identity = identity or ServerIdentity()
         self.store = store or StateStore()
         self.meter = meter
+        self.audit = audit
         self._records = RecordStore(max_records, table=self.store.table("records") if max_records else None)
         self.registry = ModelRegistry(self._identity.dialect)
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
@@ -362,12 +364,18 @@ class Engine:
             case calls.ListModels():
                 return tuple(self.registry.names())
             case calls.DescribeServer():
-                return self._identity.describe(tuple(filter(None, [self.store.problem])))
+                problems = [self.store.problem, "" if self.audit is None else self.audit.problem]
+                return self._identity.describe(tuple(filter(None, problems)))
             case calls.InFlight(able):
                 return sum(d.in_flight for d in self.registry.all() if any(map(d.answers, able)))
             case KeepLoaded() | ListLoaded() as call:
                 return answer_about_loaded(call, request.model, self.registry, self._loaded_models)
-            case SaveRecord() | ReadRecord() | DeleteRecord() as call:
+            case DeleteRecord() as call:
+                if not self._records.has(call):
+                    return False
+                with audited("delete", request.caller, {"record": call.id}):
+                    return self._records.answer(call)
+            case SaveRecord() | ReadRecord() as call:
                 return self._records.answer(call)
             case calls.MayControl(token):
                 return self._identity.control_open or self._is_control_token(token)
@@ -400,18 +408,10 @@ class Engine:
                     await self._control.unload(check_name(name), version, may_be_unknown=may_be_unknown)
         return None
 
-    @contextmanager
-    def _audited(self, action: str, request: Request[Any], **fields: object) -> Iterator[None]:
-        """Log a change of a model, and whether it was made."""
-        change = partial(
-            log_change, action, request.caller, {"model": request.model, "version": request.version or None, **fields}
-        )
-        try:
-            yield
-        except BaseException as error:
-            change(error)
-            raise
-        change()
+    def _audited(self, action: str, request: Request[Any], **fields: object) -> AbstractContextManager[None]:
+        """Log the change of a model that the block makes, or its failure, with the versions before and after."""
+        named = {"model": request.model, "version": request.version or None, **fields}
+        return audited(action, request.caller, named, partial(self.registry.state_of, request.model))
 
     async def _change_engine(self, request: Request[A]) -> Response[A]:
         """Answer a call that changes the text engine of a model."""
@@ -530,6 +530,8 @@ class Engine:
             collector.add(process_families(workers, await call_in_thread(self._groups.read)))
         collector.add(self._control.families())
         collector.add(self.store.families())
+        if self.audit is not None:
+            collector.add(self.audit.families())
         if self._loaded_models is not None:
             collector.add(self._loaded_models.families())
         collector.add(share_family(self.registry.weighted_versions()))

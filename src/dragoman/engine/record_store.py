@@ -56,6 +56,11 @@ class RecordStore:
     def __len__(self) -> int:
         return len(self._records)
 
+    def has(self, call: DeleteRecord) -> bool:
+        """Return whether the record exists that a call deletes."""
+        self._drop_old()
+        return (call.owner, call.id) in self._records
+
     def answer(self, call: SaveRecord | ReadRecord | DeleteRecord) -> bytes | bool | None:
         """Return the answer to a call."""
         key = (call.owner, call.id)

@@ -55,6 +55,17 @@ class ModelRegistry:
         """Return the deployments of a model; empty for an unknown model."""
         return self._models.get(name, {})
 
+    def state_of(self, name: str) -> str:
+        """Return the versions of a model with states, replicas and weights, such as `1=READY*2@90,2=READY@10`."""
+        weights, by_version = self.routing(name).weights, self.by_version(name)
+        return ",".join(
+            (f"{version}=" if version else "")
+            + by_version[version].state
+            + (f"*{by_version[version].spec.replicas}" if by_version[version].spec.replicas > 1 else "")
+            + (f"@{weights[version]:g}" if version in weights else "")
+            for version in self.versions(name)
+        )
+
     def select(self, name: str, version: str = "") -> list[Deployment]:
         """Return all versions of a model, oldest first, or one of them. Raises ModelNotFound."""
         if version or name not in self._models:

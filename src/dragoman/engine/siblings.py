@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import structs
 
-from dragoman.core.audit import log_change
-from dragoman.core.callers import ANYONE, current_caller
+from dragoman.core.audit import audited
+from dragoman.core.callers import ANYONE, Caller, current_caller
 from dragoman.core.calls import Describe, ModelDescription, Request, Response
 from dragoman.core.chunks import ChunkStream, Take
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
@@ -104,6 +104,17 @@ class SiblingRegistry:
                 await deployment.wait_until_loaded(Request(Describe(), name), time.monotonic())
             else:
                 await self._wait_for_change()
+
+    async def change(
+        self,
+        action: str,
+        caller: Caller,
+        fields: Mapping[str, str],
+        change: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Change the model that the fields name, with a line of the audit log."""
+        with audited(action, caller, fields, partial(self._registry.state_of, fields["model"])):
+            await change()
 
     def begin(self, request: Request[A]) -> Response[A] | Coroutine[Any, Any, Response[A]]:
         return self._registry.route(request.model, request.version).begin(_nested(request), nested=True)
@@ -213,19 +224,15 @@ class SiblingClient:
         return _StreamedResponses(self._registry, request, self._loop)
 
     def load(self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        self._change("load", name, self._registry.control.load(name, "", "", None, config, files))
+        self._change("load", name, lambda: self._registry.control.load(name, "", "", None, config, files))
 
     def unload(self, name: str) -> None:
-        self._change("unload", name, self._registry.control.unload(name))
+        self._change("unload", name, lambda: self._registry.control.unload(name))
 
-    def _change(self, action: str, name: str, change: Coroutine[Any, Any, None]) -> None:
+    def _change(self, action: str, name: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Change a model, and log that this model has done it."""
-        try:
-            self._run_on_loop(change)
-        except BaseException as error:
-            log_change(action, current_caller.get(), {"model": name, "by_model": self._name}, error)
-            raise
-        log_change(action, current_caller.get(), {"model": name, "by_model": self._name})
+        fields = {"model": name, "by_model": self._name}
+        self._run_on_loop(self._registry.change(action, current_caller.get(), fields, change))
 
     def call(self, request: Request[A]) -> A:
         self._registry.users.add(self._name)

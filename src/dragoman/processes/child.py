@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from dragoman.core.audit import AuditWriter
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, ServerError, WorkerLost
 from dragoman.core.options import forget_secrets
@@ -53,6 +54,8 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
         copies.in_flight,
         copies.take_counts(),
     )
+    if settings.audit_log:
+        _AuditForwarder(engine).attach()
     try:
         await transports.start(ports)
     except Exception as error:
@@ -68,6 +71,21 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
     monitoring.cancel()
     await copies.close()
     await transports.stop(grace_s)
+
+
+class _AuditForwarder(AuditWriter):
+    """Sends the lines of the audit log to the process of the engine, which writes those of all processes."""
+
+    def __init__(self, engine: "EngineClient") -> None:
+        super().__init__()
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+
+    def write(self, line: Mapping[str, object]) -> None:
+        if asyncio._get_running_loop() is self._loop:
+            self._engine.send_control(FrameKind.AUDIT, line)
+        else:
+            self._loop.call_soon_threadsafe(self._engine.send_control, FrameKind.AUDIT, line)
 
 
 class EngineClient(JobSender, JobRunner):

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from dragoman.access.caller_engine import CallerEngine, KeyLimits, LimitedCall
 from dragoman.access.grants import EVERYTHING, Grant
+from dragoman.core.audit import write_line
 from dragoman.core.calls import Load, Measure, ReadStatistics, Ready, Request, Response, ScaleModel, Unload
 from dragoman.core.chunks import Take
 from dragoman.core.errors import DragomanError, ServerError
@@ -270,6 +271,8 @@ class ServerProcess:
             self._end_measuring()
         elif frame.kind == FrameKind.COPIES:
             self._end_updates(value)
+        elif frame.kind == FrameKind.AUDIT:
+            write_line(value)
         elif frame.kind == FrameKind.REQUESTS:
             number, query_result = value
             if (query := self._queries.get(number)) is not None:

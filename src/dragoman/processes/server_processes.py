@@ -12,15 +12,23 @@ from typing import Any
 
 from dragoman.access.caller_engine import CallerEngine
 from dragoman.access.grants import Grant
-from dragoman.assembly import Address, load_protocols, transport_limits
+from dragoman.assembly import Address, access_control, load_protocols, transport_limits
 from dragoman.core.metrics import Family
 from dragoman.core.record_calls import FindRequests
 from dragoman.engine.engine import Engine
 from dragoman.processes.model_copies import CopiedModels
 from dragoman.processes.server_process import ProcessService, ServerProcess, process_metrics
-from dragoman.server_transports import Ports, ServerTransports, StoredResultCall, check_settings, configured_ports
+from dragoman.server_transports import (
+    Ports,
+    ServerTransports,
+    StoredResultCall,
+    check_settings,
+    configured_ports,
+    tls_files,
+)
 from dragoman.settings import Settings
 from dragoman.system.cpus import cores
+from dragoman.system.file_watch import FileWatcher
 from dragoman.system.sockets import address_error, bound_socket, can_share_ports
 from dragoman.transports.application import Application
 from dragoman.workers.supervisor import Supervisor
@@ -63,6 +71,7 @@ class ServerProcesses(ServerTransports):
         self._is_stopping = False
         self._ports = Ports((), ())
         self._following: list[asyncio.Task[None]] = []
+        self._files = FileWatcher()
         self._supervisor = Supervisor(
             count,
             lambda number: ServerProcess(self._services[number], settings, self._ports),
@@ -79,11 +88,20 @@ class ServerProcesses(ServerTransports):
         self._application = Application(self._engine, http, transport_limits(settings))
         check_settings(settings)  # report invalid files once, not from each process
         self._bind(ports or configured_ports(settings, http, grpc))
+        self._watch_for_audit()
         await self._supervisor.start()
         self._following = [asyncio.create_task(self._follow(self._report_readiness))]
         self._following.append(asyncio.create_task(self._measure_regularly()))
         self._following.append(asyncio.create_task(self._follow(self._update_copies)))
         log.info("%d processes listen", len(self._services))
+
+    def _watch_for_audit(self) -> None:
+        """Log once what each process reads again by itself: the files of keys and certificates."""
+        access, tls = access_control(self._settings), tls_files(self._settings)
+        self._files.add(access.files, access.reload)
+        if tls is not None:
+            self._files.add(tls.files, tls.reload)
+        self._files.start()
 
     def _bind(self, addresses: Ports) -> None:
         """Bind the ports, which are the same for all processes, also if the system chooses them."""
@@ -108,6 +126,7 @@ class ServerProcesses(ServerTransports):
             await self._measure()
 
     async def stop(self, grace_s: float) -> None:
+        await self._files.stop()
         for task in self._following:
             task.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)

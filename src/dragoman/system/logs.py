@@ -75,11 +75,16 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             "message": _bounded(record.getMessage()),
             **_context_fields(record),
-            **{k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS},
+            **extra_fields(record),
         }
         if record.exc_info:
             line["traceback"] = _bounded(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
+
+
+def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields that a record has besides those of every record."""
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
 
 
 def _context_fields(record: logging.LogRecord) -> Mapping[str, Any]:

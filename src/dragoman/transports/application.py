@@ -19,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from dragoman.access.caller_engine import CallerEngine
+from dragoman.access.certificates import PeerCertificate
 from dragoman.access.control import AccessControl
 from dragoman.access.grants import Grant
 from dragoman.core.callers import ANYONE
@@ -143,12 +144,18 @@ class Application:
         return self._router.match(method, raw_path, headers)
 
     def authorize(
-        self, match: Match, method: str, headers: Mapping[str, str], address: Callable[[], str]
+        self,
+        match: Match,
+        method: str,
+        headers: Mapping[str, str],
+        address: Callable[[], str],
+        certificate: Callable[[], PeerCertificate | None] = lambda: None,
     ) -> "Authorization":
         """Return the application as the caller of a request may use it, and how long that is valid.
 
         Raises Unauthorized, Forbidden, RateLimited or NotReady. Health checks and OPTIONS, which browsers send without
-        credentials, are open; public paths need no credential. `address` returns the address of the client.
+        credentials, are open; public paths need no credential. `address` returns the address of the client,
+        `certificate` the one by which it has identified itself.
         """
         access = self.access
         if access is None or match.health or match.endpoint is None:
@@ -157,7 +164,7 @@ class Application:
         access.check_site(match.role, method, headers, address, where)
         if match.is_public:
             return Authorization(self)
-        grant = access.authorize(match.role, headers, address, where)
+        grant = access.authorize(match.role, headers, address, where, certificate)
         if grant.is_anonymous and match.role != "admin":
             return Authorization(self)
         return Authorization(self.for_caller(grant, address()), access, access.version, grant.expires_s)

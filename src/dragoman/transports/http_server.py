@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import Sequence
 
+from dragoman.access.certificates import CertificateId
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.application import Application
 from dragoman.transports.grpc.calls import GrpcCalls
@@ -37,6 +38,11 @@ class HttpServer:
         wires = http1(Http1Context(application)), http2(streams, http2_limits(limits), application.executor)
         self._listener = Listener(*wires, limits=limits, tls=self._tls, counters=application.counters)
         return await self._listener.start(addresses, shared=shared)
+
+    def abort_revoked(self, revoked: frozenset[CertificateId]) -> None:
+        """Close the connections of clients whose certificates have been revoked."""
+        if self._listener is not None:
+            self._listener.abort_revoked(revoked)
 
     def begin_drain(self) -> None:
         """Close idle connections, and every other one after its next response; new ones are still accepted."""

@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
+from dragoman.access.certificates import CertificateId, certificate_id
 from dragoman.system.sockets import listening_socket
 from dragoman.transports.clients import Reserve, Warnings
 from dragoman.transports.connection_age import ConnectionAges
@@ -105,6 +106,8 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._bound: list[tuple[socket.socket, Mapping[str, Any]]] = []
         self._open: set[ListenerConnection] = set()
+        self._has_certificates = tls is not None and tls.verify_mode != ssl.CERT_NONE
+        self._certificates: dict[ListenerConnection, CertificateId] = {}  # of clients
         self._accepting: set[socket.socket] = set()  # whose next connections are accepted in the next iteration
         self._connecting: set[asyncio.Task[None]] = set()
         self.draining = False
@@ -160,8 +163,16 @@ class Listener:
         self.wheel.close()
         self.warnings.close()
 
+    def abort_revoked(self, revoked: frozenset[CertificateId]) -> None:
+        """Close the connections of clients whose certificates have been revoked."""
+        for connection, certificate in [*self._certificates.items()]:
+            if certificate in revoked:
+                log.warning("connection closed, the client's certificate is revoked")
+                connection.abort()
+
     def remove(self, connection: ListenerConnection) -> None:
         self._open.discard(connection)
+        self._certificates.pop(connection, None)
         self._ages.remove(connection)
         self._reserve.forget(connection)
         if not self._open:
@@ -239,6 +250,9 @@ class Listener:
 
         If not, the server has too many: the connection is for one health check and may be aborted for another one.
         """
+        encrypted = transport.get_extra_info("ssl_object") if self._has_certificates else None
+        if encrypted is not None and (certificate := encrypted.getpeercert(binary_form=True)):
+            self._certificates[connection] = certificate_id(certificate)
         is_admitted = self._reserve.admits(connection, transport, len(self._open))
         if type(connection) is not _ProtocolDetector:  # whose successor is counted
             self._counters.rejected["connections"] += not is_admitted

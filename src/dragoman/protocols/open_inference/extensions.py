@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from dragoman.core.audit import log_change
+from dragoman.core.audit import audited
 from dragoman.core.calls import (
     Authorize,
     ClassLabels,
@@ -63,10 +63,10 @@ def authorized_call(
     authorize = Request(Authorize(bearer_token(headers)), deadline_s=deadline_s)
 
     def respond() -> Out:
-        response = run()
-        if change is not None:
-            log_change(change[0], source.caller, {"model": model or None, **change[1]})
-        return response
+        if change is None:
+            return run()
+        with audited(change[0], source.caller, {"model": model or None, **change[1]}):
+            return run()
 
     if not model:
         return EngineCall(authorize, lambda _: respond())

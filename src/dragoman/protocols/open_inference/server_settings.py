@@ -69,7 +69,7 @@ def _rest_call(
 ) -> EngineCall[Any, HttpResponse]:
     changes = _parse_settings(http, policy) if http.method == "POST" and len(http.body) else {}
     model = http.params.get("model", "")
-    change = (_SUBJECTS[respond], changes) if changes else None
+    change = (_SUBJECTS[respond], {"settings": changes}) if changes else None
     return authorized_call(http, lambda: json_response(respond(policy, model, changes)), model, change)
 
 
@@ -107,7 +107,7 @@ def _grpc_traces(policy: Policy, request: GrpcRequest) -> EngineCall[Any, bytes]
             response.settings[name].value.extend(values)
         return bytes(response.SerializeToString())
 
-    change = ("trace settings", changes) if changes else None
+    change = ("trace settings", {"settings": changes}) if changes else None
     return authorized_call(request, respond, message.model_name, change)
 
 
@@ -125,7 +125,7 @@ def _grpc_logs(policy: Policy, request: GrpcRequest) -> EngineCall[Any, bytes]:
             setattr(response.settings[name], kind, value)
         return bytes(response.SerializeToString())
 
-    return authorized_call(request, respond, change=("log settings", changes) if changes else None)
+    return authorized_call(request, respond, change=("log settings", {"settings": changes}) if changes else None)
 
 
 # --- traces ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from dragoman.access.caller_engine import CallerEngine
+from dragoman.access.certificates import CertificateId
 from dragoman.access.control import AccessControl
 from dragoman.core.errors import DragomanError
 from dragoman.engine.call_handler import CallHandler
@@ -172,7 +173,8 @@ class GrpcCalls:
         try:
             # The authority is not metadata; over HTTP it is the field Host.
             fields = {**call.metadata, "host": headers.authority}
-            grant = access.authorize(call.handler.role, fields, lambda: connection.host, headers.path)
+            of_client = (lambda: connection.host), headers.path, (lambda: connection.certificate)
+            grant = access.authorize(call.handler.role, fields, *of_client)
         except DragomanError as error:
             raise status_error(self._protocols[0], error) from error
         if grant.is_anonymous and call.handler.role != "admin":
@@ -316,6 +318,11 @@ class GrpcServer:
         (bound,) = await listener.start([(host, port)], shared=shared)
         self._calls, self._listener = calls, listener
         return bound
+
+    def abort_revoked(self, revoked: frozenset[CertificateId]) -> None:
+        """Close the connections of clients whose certificates have been revoked."""
+        if self._listener is not None:
+            self._listener.abort_revoked(revoked)
 
     def begin_drain(self) -> None:
         """Send GOAWAY to the clients; new connections get one too."""

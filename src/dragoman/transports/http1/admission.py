@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+from dragoman.access.certificates import peer_certificate
 from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import HttpError
 from dragoman.transports.application import Application
@@ -35,7 +36,8 @@ class RequestAdmission:
         if head is self._authorized_headers and self._authorization.is_valid():
             return None
         try:
-            access = self._shared.authorize(match, head.method, head.headers, partial(client_host, self.transport))
+            of_client = partial(client_host, self.transport), partial(peer_certificate, self.transport)
+            access = self._shared.authorize(match, head.method, head.headers, *of_client)
         except DragomanError as error:
             self._authorized_headers = NO_HEADERS
             return error

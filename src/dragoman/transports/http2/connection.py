@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dragoman.access.certificates import PeerCertificate
 from dragoman.formats.http2 import frames
 from dragoman.formats.http2.fields import TABLE_BYTES
 from dragoman.formats.http2.frames import HEADERS, WINDOW_UPDATE, FrameWriter, Http2ConnectionError, Http2StreamError
@@ -104,6 +105,7 @@ class Http2Connection:
         self.phase = OPEN
         self._has_grpc = False
         self.host = self.address = ""
+        self.certificate: PeerCertificate | None = None
         self.reserved = False
         self.calls: Any = None
 

@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from dragoman.access.certificates import peer_certificate
 from dragoman.core.sizes import INLINE
 from dragoman.formats.http2 import frames
 from dragoman.transports.clients import client_address, client_host
@@ -83,6 +84,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             transport.close()
             return
         self.connection.host, self.connection.address = client_host(transport), client_address(transport)
+        self.connection.certificate = peer_certificate(transport)
         self.connection.reserved = not self._listener.admits(self, transport)
         self._made_s = self._received_s = self.connection.sender.now_s = self._loop.time()
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)

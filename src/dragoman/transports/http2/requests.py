@@ -104,7 +104,8 @@ class Http2Request:
         if self._match.is_sheddable and application.executor.loop_delay.rejects():
             raise LOOP_LATE
         method, connection = self._request_headers.method, self._stream.connection
-        caller = application.authorize(self._match, method, self._headers, lambda: connection.host)
+        of_client = (lambda: connection.host), (lambda: connection.certificate)
+        caller = application.authorize(self._match, method, self._headers, *of_client)
         self._application = caller.application
         if length > application.limits.max_body_bytes:
             raise too_large(application.limits.max_body_bytes)

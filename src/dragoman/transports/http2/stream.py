@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from dragoman.access.certificates import PeerCertificate
 from dragoman.transports.http2.request import Http2Headers
 
 Buffer = bytes | bytearray | memoryview
@@ -99,6 +100,7 @@ class StreamConnection(Protocol):
     backlog: Backlog
     host: str
     address: str
+    certificate: PeerCertificate | None
     reserved: bool
     calls: Any
 
