@@ -29,6 +29,8 @@ from dragoman_text.generation.message_forms import AS_SENT, MessageForm, adapt, 
 log = logging.getLogger("dragoman.generation")
 
 T = TypeVar("T")
+# Values of the parameter `sanitize_control_tokens`: in which texts control tokens are encoded as text.
+SANITIZED = NOTHING, TOOL_RESULTS, EVERYTHING = "none", "tool_results", "all"
 Message = Mapping[str, Any]
 
 # Default of the parameter `prompt_s` of all engines: seconds for the template and the tokenization of a call's prompts,
@@ -43,10 +45,13 @@ _NO_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "chat_t
 _MAX_FORMS = 32
 # Roles of every chat; an API writes "system" for "developer". A template may name others, as Llama's ipython.
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+# Roles of the results of tools; Llama's templates have the last.
+_RESULTS = ("tool", "function", "ipython")
 # Marks around control tokens in messages, which are to be encoded as text; characters for private use.
 _START, _STOP = "\U000f0000", "\U000f0001"
 _MARKED = re.compile(f"{_START}([^{_START}{_STOP}]*){_STOP}")
 _MARKS = re.compile(f"[{_START}{_STOP}]")
+_NO_TOKEN = re.compile("(?!)")
 # Marks where a message ends that the model continues. Templates may remove the space at its end.
 _END = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -218,7 +223,7 @@ class Piece(str):
 
 
 def _mark(value: Any, control_tokens: re.Pattern[str]) -> Any:
-    """Return a value of JSON with marks around the control tokens in its strings."""
+    """Return a value of JSON with marks around the control tokens in its strings, and without other marks."""
     if isinstance(value, str):
         return control_tokens.sub(f"{_START}\\g<0>{_STOP}", _MARKS.sub("", value))
     if isinstance(value, Mapping):
@@ -226,6 +231,24 @@ def _mark(value: Any, control_tokens: re.Pattern[str]) -> Any:
     if isinstance(value, list | tuple):
         return [_mark(each, control_tokens) for each in value]
     return value
+
+
+def _mark_results(messages: Sequence[Message], control_tokens: re.Pattern[str]) -> Sequence[Message] | None:
+    """Return the messages with marks in the results of tools, None if these contain no control token."""
+    results = [message["role"] in _RESULTS for message in messages]
+    if not any(r and _contains(m.get("content"), control_tokens) for r, m in zip(results, messages, strict=True)):
+        return None
+    return [
+        _mark(message, control_tokens if is_result else _NO_TOKEN)
+        for is_result, message in zip(results, messages, strict=True)
+    ]
+
+
+def _contains(value: Any, control_tokens: re.Pattern[str]) -> bool:
+    if isinstance(value, str):
+        return control_tokens.search(value) is not None
+    each = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return any(_contains(part, control_tokens) for part in each)
 
 
 def _split(text: str) -> list[str]:
@@ -244,7 +267,8 @@ def _is_plain(message: Message) -> bool:
 class ChatTemplate:
     """The chat template of a model: one, or several by name.
 
-    variables: special tokens by name. control_tokens: texts that are encoded as text if a message contains them.
+    variables: special tokens by name. control_tokens: texts that are encoded as text where `sanitized` says: in the
+        results of tools, or in messages, tools and variables.
     form: how the template takes messages, None without a template. Rendering it finds this out, for at most `limit_s`
         seconds. Raises ModelFailed after that.
     """
@@ -255,12 +279,14 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         control_tokens: Sequence[str] = (),
         *,
+        sanitized: str = EVERYTHING,
         limit_s: float = PROMPT_S,
     ) -> None:
         self._templates = {"default": template} if isinstance(template, str) else dict(template or {})
         self._variables = variables
         longest_first = sorted(filter(None, control_tokens), key=len, reverse=True)
         self._control_tokens = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._sanitized = sanitized
         self._forms: dict[str, MessageForm] = {}
         self.form: MessageForm | None = None
         if self._templates.keys() & {"default", "tool_use"}:
@@ -293,7 +319,11 @@ class ChatTemplate:
         options = dict(chat.options)
         continues = bool(options.pop("continue_final_message", False))
         tools: Sequence[Mapping[str, Any]] = chat.tools
+        is_marked = False
         try:
+            if self._control_tokens is not None and self._sanitized == TOOL_RESULTS:
+                marked = _mark_results(messages, self._control_tokens)
+                is_marked, messages = marked is not None, messages if marked is None else marked
             if chat.template:  # its author decides what it shows
                 template = chat.template
                 form = AS_SENT if all(map(_is_plain, messages)) else self._form(template)
@@ -304,7 +334,8 @@ class ChatTemplate:
             if tools and not form.tools:
                 messages, tools = with_tools_as_text(messages, tools), ()
             messages = adapt(messages, form)
-            if self._control_tokens is not None:
+            if self._control_tokens is not None and self._sanitized == EVERYTHING:
+                is_marked = True
                 messages, tools, options = (_mark(each, self._control_tokens) for each in (messages, tools, options))
             text = render(
                 template,
@@ -318,7 +349,7 @@ class ChatTemplate:
             if chat.template:
                 raise InvalidInput(f"chat_template: it rejects these messages: {error}") from error
             raise InvalidInput(f"messages: the model's chat template rejects them: {error}") from error
-        return _split(text) if self._control_tokens is not None else (text,)
+        return _split(text) if is_marked else (text,)
 
     def _check_roles(self, messages: Sequence[Message], *, has_tools: bool) -> None:
         """Raise InvalidInput for an unknown role: many templates would write it into the prompt, or leave it out."""

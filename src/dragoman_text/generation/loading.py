@@ -20,7 +20,7 @@ from dragoman_text.generation.adapter_store import AdapterLimits, AdapterStore
 from dragoman_text.generation.async_engine import AsyncEngine
 from dragoman_text.generation.attention import UnsupportedArchitecture
 from dragoman_text.generation.cache import CacheManager
-from dragoman_text.generation.chat_template import PROMPT_S
+from dragoman_text.generation.chat_template import PROMPT_S, SANITIZED, TOOL_RESULTS
 from dragoman_text.generation.draft_model import DraftModel
 from dragoman_text.generation.engine import GenerationEngine, SequenceMemory
 from dragoman_text.generation.general import GeneralMemory, GeneralRunner
@@ -76,7 +76,7 @@ class EngineOptions(GrammarLimits):
     max_images, max_image_bytes, max_image_pixels: number of images of a prompt, and bytes and pixels of all together.
     image_memory: MiB of the images of all calls together, which `TextModel` limits.
     prompt_s: seconds for the chat template and the tokenization of the prompts of one call, which `TextModel` limits.
-    sanitize_control_tokens: encode control tokens in the messages of chats as text.
+    sanitize_control_tokens: encode control tokens in chats as text: "none", in "tool_results", or "all".
     max_adapters, adapter_memory, max_adapter_rank: number of adapters in memory, MiB of their files, and rank of one.
     """
 
@@ -107,12 +107,16 @@ class EngineOptions(GrammarLimits):
     max_image_pixels: int = _IMAGES.pixels
     image_memory: int = DEFAULT_MIB
     prompt_s: float = PROMPT_S
-    sanitize_control_tokens: bool = False
+    sanitize_control_tokens: str = TOOL_RESULTS
 
 
 # A CPU computes a prompt token in the time of a GPU's for ten or more; other sequences wait for a chunk.
 _PREFILL_CHUNK, _PREFILL_CHUNK_ON_GPU = 256, 2048
-_CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES), "quantization": tuple(QUANTIZATIONS)}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "dtype": ("auto", *DTYPES),
+    "quantization": tuple(QUANTIZATIONS),
+    "sanitize_control_tokens": SANITIZED,
+}
 _MINIMA: Mapping[str, float] = {
     "max_batch": 1,
     "max_context": 0,
@@ -230,7 +234,7 @@ def _engine(
         folder,
         runner.config.vocab_size,
         vision,
-        sanitizes=options.sanitize_control_tokens,
+        sanitized=options.sanitize_control_tokens,
         prompt_s=options.prompt_s,
         template=_read_template(folder, options.chat_template) if options.chat_template else None,
     )

@@ -20,6 +20,10 @@ Options = TypeVar("Options")
 Choices = Mapping[str, tuple[str, ...]]
 
 
+# Values of parameters that were true or false before, by name; they are taken for one release.
+_FORMER: Mapping[str, Mapping[bool, str]] = {"sanitize_control_tokens": {False: "none", True: "all"}}
+
+
 def check_options(
     kind: type[Options], parameters: Mapping[str, Any], least: Mapping[str, float], choices: Choices, subject: str
 ) -> Options:
@@ -34,6 +38,9 @@ def check_options(
     for name, value in parameters.items():
         if name not in names:
             raise ModelFailed(f"unknown parameter '{name}'; {subject} knows {', '.join(names)}")
+        if type(value) is bool and name in _FORMER:
+            former, value = value, _FORMER[name][value]
+            log.warning("parameter '%s': %s is now %r; it is taken for one release", name, str(former).lower(), value)
         expected: Any = type(getattr(defaults, name))
         if expected is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)

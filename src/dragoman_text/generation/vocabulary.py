@@ -15,7 +15,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed, TooLong
 from dragoman.core.text import Chat, InfillPrompt, Prompt, RawPrompt, Token, TokenSpan
 from dragoman.system.load_steps import report_step
 from dragoman_text.generation.byte_alphabet import as_bytes
-from dragoman_text.generation.chat_template import PROMPT_S, ChatTemplate, Piece
+from dragoman_text.generation.chat_template import EVERYTHING, NOTHING, PROMPT_S, TOOL_RESULTS, ChatTemplate, Piece
 from dragoman_text.generation.gguf_conversion import require_conversion
 from dragoman_text.generation.gguf_file import open_file
 from dragoman_text.generation.gguf_tokenizer import read_tokenizer
@@ -158,7 +158,7 @@ _GGUF_TOKENIZERS: Mapping[str, str] = {
 class Vocabulary:
     """Tokenizer of one model. size: number of logits. context: maximum number of tokens, 0 if not set.
     vision: the processor of images, None if the model has no vision.
-    sanitizes: control tokens in the messages of chats are encoded as text. prompt_s: seconds for examples that the
+    sanitized: where control tokens in chats are encoded as text. prompt_s: seconds for examples that the
     chat template writes. template: a chat template instead of the model's own.
 
     A GGUF file contains its tokenizer; a `tokenizer.json` beside it is used instead. Raises ModelFailed if the ids of
@@ -171,7 +171,7 @@ class Vocabulary:
         size: int,
         vision: VisionProcessor | None = None,
         *,
-        sanitizes: bool = False,
+        sanitized: str = TOOL_RESULTS,
         prompt_s: float = PROMPT_S,
         template: str | None = None,
     ) -> None:
@@ -184,14 +184,15 @@ class Vocabulary:
         vocabulary = self.tokenizer.get_vocab()
         self.longest = max(map(len, vocabulary), default=1)  # characters of a token
         self._check_ids(vocabulary.values())
-        if sanitizes and self._fast is None:
+        if sanitized == EVERYTHING and self._fast is None:
             raise ModelFailed("parameter 'sanitize_control_tokens': needs a fast tokenizer, a tokenizer.json")
         if template is None:
             template = self.tokenizer.chat_template if vision is None else vision.chat_template
         self.template = ChatTemplate(
             template,
             self.tokenizer.special_tokens_map,
-            self._control_tokens() if sanitizes else (),
+            () if sanitized == NOTHING or self._fast is None else self._control_tokens(),
+            sanitized=sanitized,
             limit_s=prompt_s,
         )
         self._tokens: dict[int, tuple[str, bool, bytes]] = {}  # text, whether it is special, and data of Token
@@ -216,7 +217,10 @@ class Vocabulary:
         if self.vision is not None and isinstance(prompt, Chat) and prompt.images:
             literal = next((piece for piece in pieces if isinstance(piece, Piece)), None)
             if literal is not None:
-                raise InvalidInput(f"messages: expected no control token {str(literal)!r} in texts beside images")
+                raise InvalidInput(
+                    f"messages: expected no control token {str(literal)!r} in texts beside images; "
+                    "the model's parameter 'sanitize_control_tokens' says in which texts"
+                )
             return text, *self.vision.encode(text, prompt.images, special=special)
         if len(pieces) > 1:
             before, after = self.added_tokens if special else ((), ())

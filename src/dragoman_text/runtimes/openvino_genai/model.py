@@ -14,7 +14,7 @@ import numpy as np
 
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost, error_text
 from dragoman.core.text import TEMPLATE_TEXT, Sampling
-from dragoman_text.generation.chat_template import PROMPT_S
+from dragoman_text.generation.chat_template import PROMPT_S, SANITIZED, TOOL_RESULTS
 from dragoman_text.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
 from dragoman_text.generation.generation_config import end_tokens
 from dragoman_text.generation.input_processor import EngineLimits, InputProcessor
@@ -283,11 +283,11 @@ class OpenVinoOptions:
     prefix_cache: int = -1
     cache_memory: int = 0
     prompt_s: float = PROMPT_S
-    sanitize_control_tokens: bool = False
+    sanitize_control_tokens: str = TOOL_RESULTS
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-_CHOICES = {"dtype": ("auto", *_PRECISIONS)}
+_CHOICES = {"dtype": ("auto", *_PRECISIONS), "sanitize_control_tokens": SANITIZED}
 _MINIMUM = {"max_batch": 1, "max_context": 0, "threads": 0, "prefill_chunk": 1, "prefix_cache": -1, "cache_memory": 0}
 
 
@@ -315,7 +315,7 @@ class OpenVinoTextModel(TextModel):
                 f"max_context: expected at most {positions}, the positions of the model, got {options.max_context}"
             )
         vocabulary = Vocabulary(
-            folder, int(config["vocab_size"]), sanitizes=options.sanitize_control_tokens, prompt_s=options.prompt_s
+            folder, int(config["vocab_size"]), sanitized=options.sanitize_control_tokens, prompt_s=options.prompt_s
         )
         ends = end_tokens(folder, vocabulary)
         limits = EngineLimits(options.max_batch, options.max_context or positions, options.prefill_chunk)

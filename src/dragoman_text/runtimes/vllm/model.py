@@ -14,7 +14,7 @@ from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Worke
 from dragoman.core.foreign_code import is_interruption, public_error
 from dragoman.core.text import TEMPLATE_TEXT, Grammar, Sampling
 from dragoman_text.generation import folder as folders
-from dragoman_text.generation.chat_template import PROMPT_S
+from dragoman_text.generation.chat_template import PROMPT_S, SANITIZED, TOOL_RESULTS
 from dragoman_text.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
 from dragoman_text.generation.generation_config import default_sampling, end_tokens
 from dragoman_text.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
@@ -142,11 +142,11 @@ class VllmOptions(GrammarLimits):
     adapters: dict[str, str] = field(default_factory=dict)
     generation_config: bool = True
     prompt_s: float = PROMPT_S
-    sanitize_control_tokens: bool = False
+    sanitize_control_tokens: str = TOOL_RESULTS
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-_CHOICES = {"dtype": ("auto", "float32", "bfloat16", "float16")}
+_CHOICES = {"dtype": ("auto", "float32", "bfloat16", "float16"), "sanitize_control_tokens": SANITIZED}
 _MINIMUM = {
     "max_batch": 1,
     "max_context": 0,
@@ -174,7 +174,7 @@ class VllmModel(TextModel):
         engine = _start_vllm(_arguments(folder, options, adapters))
         config = engine.vllm_config.model_config
         vocabulary = Vocabulary(
-            folder, config.get_vocab_size(), sanitizes=options.sanitize_control_tokens, prompt_s=options.prompt_s
+            folder, config.get_vocab_size(), sanitized=options.sanitize_control_tokens, prompt_s=options.prompt_s
         )
         ends = end_tokens(folder, vocabulary)
         limits = EngineLimits(options.max_batch, config.max_model_len)
