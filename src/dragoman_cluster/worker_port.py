@@ -222,7 +222,10 @@ class WorkerPortOptions:
 
 
 class KeptJob(msgspec.Struct, frozen=True):
-    """A job that runs the worker of a ticket, in the state store. launcher: what calls it a job, as `SLURM job`."""
+    """A job that runs the worker of a ticket, in the state store. launcher: what calls it a job, as `SLURM job`.
+
+    job: its id, from which the launcher of the next server knows it.
+    """
 
     model: str
     launcher: str
@@ -248,6 +251,7 @@ class WorkerPort:
         self.keeps_workers = False  # the server stops, and its workers are for the next one
         self.start_failures: dict[str, str] = {}  # why the last worker of a model could not be started
         self._jobs: StateTable | None = None
+        self.has_store = False  # though it may not be writable now
         self._kept: dict[str, KeptJob] = {}  # by ticket: of an earlier server, and not adopted yet
         self._noted: set[str] = set()  # tickets of jobs that the next server will know
         self._returned: dict[str, JoinedWorker] = {}  # by ticket: workers of kept jobs
@@ -330,7 +334,7 @@ class WorkerPort:
 
     def use_store(self, store: StateStore) -> None:
         """Keep the jobs of workers in a store, and expect those that an earlier server has started."""
-        self._jobs = store.table("jobs")
+        self._jobs, self.has_store = store.table("jobs"), store.is_configured
         self._kept = {ticket: job for (_, ticket), job in self._jobs.read(KeptJob).items()}
         self._jobs = self._jobs if store.is_writable else None
 

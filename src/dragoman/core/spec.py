@@ -97,7 +97,7 @@ class LaunchOptions:
     command: the command line that starts a worker.
     script: file with the first lines of each job, such as `#SBATCH` lines.
     resources: what a scheduler gives each worker.
-    keep: whether jobs of a scheduler outlive a regular stop of the server, and not only its death.
+    keep: whether jobs of a launcher outlive a regular stop of the server, and not only its death.
     drain_s: how long before its time limit a worker gets no further calls.
     files: `shared` if workers find the model's files under the same paths, `send` if the server sends them.
     replicas, min_replicas: the most and the fewest workers; equal unless their number follows the load (elastic).
@@ -119,9 +119,7 @@ class LaunchOptions:
     resources: Annotated[
         Mapping[str, Any], Option("what the scheduler gives each worker, such as cpus, gpus, time or partition")
     ] = field(default_factory=dict)
-    keep: Annotated[
-        bool, Option("jobs of launcher slurm stay when the server stops, for the next one to adopt; needs --state")
-    ] = False
+    keep: Annotated[bool, Option("jobs stay when the server stops, for the next one to adopt; needs --state")] = False
     drain_s: Annotated[float, Option("seconds before its time limit at which a worker gets no further calls")] = 60.0
     files: Annotated[
         Literal["shared", "send"],

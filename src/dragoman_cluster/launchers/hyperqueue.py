@@ -7,14 +7,16 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
+from dragoman.core.documents import read_json
 from dragoman.core.errors import ModelFailed, NotReady, error_text
 from dragoman.core.foreign_code import is_interruption
 from dragoman.core.spec import ModelSpec
 from dragoman.system.threads import call_in_thread
-from dragoman_cluster.launchers import WorkerCommand
 from dragoman_cluster.launchers.jobs import JobLauncher, JobState
+from dragoman_cluster.launchers.worker_commands import WorkerCommand
 
 A = TypeVar("A")
 
@@ -24,11 +26,11 @@ _PROGRAM_S = 30.0
 class HyperQueueLauncher(JobLauncher):
     """Submits a job of one task for each worker to the server of `HQ_SERVER_DIR`, or the user's own.
 
+    The id of a job is `NUMBER@SERVER`: a new HyperQueue server counts from 1 again.
     `resources`: `cpus`, and the names of other resources, such as `gpus/nvidia`.
     """
 
     job_name = "HyperQueue job"
-    reports_success = False
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -65,24 +67,47 @@ class HyperQueueLauncher(JobLauncher):
             stdout=None,
             resources=ResourceRequest(cpus=resources.pop("cpus", 1), resources=resources),
         )
-        return str(client.submit(job).id)
+        return f"{client.submit(job).id}@{self._server()}"
+
+    def _server(self) -> str:
+        """Return the id of the HyperQueue server, "" if its file cannot be read. Blocks."""
+        folder = Path(self._folder) if self._folder else Path.home() / ".hq-server"
+        with suppress(OSError, ValueError, TypeError, LookupError):
+            return str(read_json(folder / "hq-current" / "access.json")["server_uid"])
+        return ""
+
+    def label(self, job: str) -> str:
+        return f"{self.job_name} {_number(job)}"
 
     async def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
-        """Return the states of jobs; HyperQueue's package reports only which ones have failed."""
-        numbers = [int(job) for job in jobs]
-        failed = await self._run(lambda client: client.connection.get_failed_tasks(numbers))
-        states = {str(job): JobState("waiting", "queued, or has just started") for job in numbers}
-        for job, tasks in failed.items():
-            for context in tasks.values():
-                states[str(job)] = JobState("ended", context.error.strip().split("\n")[0][:300])
-        return states
+        return await self._run(lambda client: self._states_of(client, [*jobs]))
+
+    def _states_of(self, client: Any, jobs: list[str]) -> dict[str, JobState]:
+        server = self._server()
+        numbers = {_number(job): job for job in jobs if job.endswith(f"@{server}")}
+        if not numbers:
+            return {}
+        found: dict[int, Any] = {}
+
+        def stop(statuses: dict[int, Any]) -> None:
+            found.update(statuses)
+            raise _StatusesError
+
+        # The package has no function for it, but one that waits for jobs and reports their counts meanwhile.
+        with suppress(_StatusesError):
+            client.connection.wait_for_jobs([*numbers], stop)
+        ended = [number for number in numbers if number in found and found[number]["completed"]]
+        failed = client.connection.get_failed_tasks(ended) if ended else {}
+        return {
+            job: _state(found[number], failed.get(number, {})) for number, job in numbers.items() if number in found
+        }
 
     async def cancel(self, job: str) -> None:
         """Cancel a job with the program `hq`, if there is one; otherwise its worker ends as soon as it starts."""
         program = shutil.which("hq")
-        if program is not None:
+        if program is not None and job.endswith(f"@{await asyncio.to_thread(self._server)}"):
             folder = [] if self._folder is None else [f"--server-dir={self._folder}"]
-            command = [program, *folder, "job", "cancel", job]
+            command = [program, *folder, "job", "cancel", str(_number(job))]
             with suppress(OSError, subprocess.SubprocessError):
                 await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=_PROGRAM_S)
 
@@ -104,3 +129,20 @@ class HyperQueueLauncher(JobLauncher):
         if self._client is None:
             self._client = Client(self._folder)
         return function(self._client)
+
+
+class _StatusesError(Exception):
+    """Ends the function that waits for jobs."""
+
+
+def _number(job: str) -> int:
+    return int(job.partition("@")[0])
+
+
+def _state(status: Mapping[str, Any], failed: Mapping[int, Any]) -> JobState:
+    """Return the state of a job of one task, by its counts and its failed tasks."""
+    if not status["completed"]:
+        return JobState("waiting", "queued, or has just started")
+    for context in failed.values():
+        return JobState("ended", context.error.strip().split("\n")[0][:300])
+    return JobState("ended", "success" if status["finished"] else "cancellation")

@@ -1,4 +1,4 @@
-"""Launchers that submit a job for each worker to a scheduler: what SLURM, HyperQueue and Ray have in common."""
+"""Launchers that start a job for each worker: what SLURM, HyperQueue, Ray and commands have in common."""
 
 import asyncio
 import logging
@@ -11,21 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from dragoman.core.errors import DragomanError, NotReady
+from dragoman.core.errors import DragomanError, ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.supervisor import StartDelayed
-from dragoman_cluster.launchers import port_and_options, problems
+from dragoman_cluster.launchers.worker_commands import port_and_options, problems
 from dragoman_cluster.worker_port import JoinedWorker, KeptJob
 
 log = logging.getLogger("dragoman.worker")
 
-# The scheduler is asked for the states of jobs at most this often: twice a second at first, later each 10 s.
-_FIRST_POLL_S = 0.5
-_MAX_POLL_S = 10.0
 # How long a job may take to end after its worker, before it is cancelled.
 _ENDING_S = 2.0
-# The same for a scheduler that reports only failures.
-_FAILING_S = 0.5
 
 
 # Messages of schedulers after which the same job may be accepted later.
@@ -47,20 +42,28 @@ class JobState:
 class JobLauncher(ABC):
     """Submits a job for each worker and cancels it when the worker is no longer needed.
 
-    is_adoptable: whether a job stays if the server is killed, and `states` knows it, so that the next server can take
-    it over.
-    job_name: what the scheduler calls a job, as `SLURM job`. reports_success: whether `states` reports the end of a job
-    without an error. A subclass implements `submit`, `states` and `cancel`.
+    A job outlives a server that is killed, and one that stops if `placement.keep` is set. The next server with the same
+    state store adopts it: `submit` therefore returns an id from which a new launcher knows the job.
+
+    job_name: what the scheduler calls a job, as `SLURM job`. first_poll_s, max_poll_s: the scheduler is asked for
+    states at most this often, at first and later. outlives_server: False if jobs end with the server. A subclass
+    implements `submit`, `states` and `cancel`.
     """
 
     job_name = ""
-    reports_success = True
-    is_adoptable = False
+    first_poll_s = 0.5
+    max_poll_s = 10.0
+    outlives_server = True
     starts_workers = True
 
     def __init__(self, spec: ModelSpec) -> None:
         self.model = spec.name
         self.port, self.options = port_and_options(spec)
+        if self.options.keep and not self.port.has_store:
+            raise ModelFailed(
+                f"{self._failure_prefix}setting 'placement.keep': expected a server with --state, from which the next "
+                "one knows the jobs"
+            )
         self._states: dict[str, JobState] = {}  # of jobs whose workers have not joined
         self._polled_s = 0.0
         self._submitted_s = 0.0
@@ -82,14 +85,22 @@ class JobLauncher(ABC):
     def release(self, job: str) -> None:  # noqa: B027 (most have nothing to do)
         """Forget a job that has ended or was cancelled."""
 
+    def label(self, job: str) -> str:
+        """Return how messages name a job."""
+        return f"{self.job_name} {job}"
+
+    def has_failed(self, state: JobState) -> bool:
+        """Return whether a job in this state will not start its worker any more."""
+        return state.phase == "ended"
+
     async def describe_failure(self, job: str) -> str:
         """Return what is known about a job that has ended before its worker joined, as the end of a sentence."""
         return ""
 
     @property
     def waiting_for(self) -> str:
-        waiting = [f"{self.job_name} {job} is {s.text}" for job, s in self._states.items() if s.phase == "waiting"]
-        started = [f"{self.job_name} {job} ({s.text})" for job, s in self._states.items() if s.phase == "running"]
+        waiting = [f"{self.label(job)} is {s.text}" for job, s in self._states.items() if s.phase == "waiting"]
+        started = [f"{self.label(job)} ({s.text})" for job, s in self._states.items() if s.phase == "running"]
         if waiting:
             others = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
             reason = f"resources: {waiting[0]}{others}"
@@ -106,9 +117,9 @@ class JobLauncher(ABC):
         Raises ModelFailed if it cannot be submitted, StartDelayed if the scheduler does not answer now, NotReady if it
         ends before.
         """
-        while self.is_adoptable and (adopted := self.port.adopt(self.model, self.job_name)) is not None:
+        while (adopted := self.port.adopt(self.model, self.job_name)) is not None:
             ticket, job, joined = adopted
-            log.info("model '%s': %s %s of an earlier server is adopted", self.model, self.job_name, job)
+            log.info("model '%s': %s of an earlier server is adopted", self.model, self.label(job))
             self._submitted_s, self._states[job] = time.monotonic(), JobState("waiting", "adopted")
             try:
                 return await self._launch(ticket, joined, job)
@@ -121,7 +132,7 @@ class JobLauncher(ABC):
         try:
             if not job:
                 job = await self._submit(ticket)
-                if self.is_adoptable:
+                if self.outlives_server:
                     self.port.note_job(ticket, KeptJob(self.model, self.job_name, job))
             worker = await self._wait(job, joined)
         except BaseException as error:
@@ -162,18 +173,18 @@ class JobLauncher(ABC):
     async def _wait(self, job: str, joined: "asyncio.Future[JoinedWorker]") -> JoinedWorker:
         while True:
             with suppress(TimeoutError):
-                return await asyncio.wait_for(asyncio.shield(joined), _FIRST_POLL_S)
+                return await asyncio.wait_for(asyncio.shield(joined), self.first_poll_s)
             await self._poll()
-            if self._states[job].phase == "ended" and not joined.done():
+            if self.has_failed(self._states[job]) and not joined.done():
                 details = await self.describe_failure(job)
-                ended = f"{self.job_name} {job} ended with {self._states[job].text} before its worker joined"
+                ended = f"{self.label(job)} ended with {self._states[job].text} before its worker joined"
                 raise NotReady(f"{self._failure_prefix}{ended}{details}")
 
     async def _poll(self) -> None:
         """Update the states of the jobs, unless that was done a short time ago."""
         async with self._lock:
             now_s = time.monotonic()
-            interval_s = min(_MAX_POLL_S, max(_FIRST_POLL_S, (now_s - self._submitted_s) / 10))
+            interval_s = min(self.max_poll_s, max(self.first_poll_s, (now_s - self._submitted_s) / 10))
             if now_s - self._polled_s < interval_s or not self._states:
                 return
             asked = [*self._states]
@@ -191,20 +202,20 @@ class JobLauncher(ABC):
     async def _end(self, job: str, ticket: str, grace_s: float) -> str:
         """Wait until the job of a worker that is gone has ended, or cancel it; return how it ended."""
         self.port.forget_job(ticket)
-        end_s = time.monotonic() + (max(grace_s, _ENDING_S) if self.reports_success else _FAILING_S)
+        end_s = time.monotonic() + max(grace_s, _ENDING_S)
         delay_s = 0.1
         try:
             while time.monotonic() < end_s:
                 state = (await self.states([job])).get(job)
                 if state is None or state.phase == "ended":
                     self.release(job)
-                    return f"{self.job_name} {job} ended with {'an unknown state' if state is None else state.text}"
+                    return f"{self.label(job)} ended with {'an unknown state' if state is None else state.text}"
                 await asyncio.sleep(delay_s)
                 delay_s *= 2
         except NotReady as error:
-            log.warning("the state of %s %s is not known: %s", self.job_name, job, error.message)
+            log.warning("the state of %s is not known: %s", self.label(job), error.message)
         await self._give_up(job)
-        return f"{self.job_name} {job} was cancelled"
+        return f"{self.label(job)} was cancelled"
 
     async def _give_up(self, job: str) -> None:
         await self.cancel(job)

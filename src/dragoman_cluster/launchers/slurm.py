@@ -11,8 +11,8 @@ from typing import Any
 
 from dragoman.core.errors import ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec
-from dragoman_cluster.launchers import WorkerCommand, worker_environment
 from dragoman_cluster.launchers.jobs import TEMPORARY, JobLauncher, JobState
+from dragoman_cluster.launchers.worker_commands import WorkerCommand, worker_environment
 
 # The worker takes the place of the job's shell, so that it gets signals of `--signal=B:`, and the model's own `srun`
 # has all resources of the job.
@@ -33,7 +33,6 @@ class SlurmLauncher(JobLauncher):
     """
 
     job_name = "SLURM job"
-    is_adoptable = True
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)

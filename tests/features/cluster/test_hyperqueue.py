@@ -13,7 +13,10 @@ import pytest
 from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions
 from dragoman.workers.process import ProcessPool
-from dragoman_cluster.worker_port import WorkerPort
+from dragoman_cluster.launchers.hyperqueue import HyperQueueLauncher
+from dragoman_cluster.launchers.jobs import JobState
+from dragoman_cluster.worker_port import KeptJob, WorkerPort
+from features.cluster.test_jobs_after_restart import stop, with_store
 from features.cluster.test_join import open_port, outcomes_of_pids
 from workers.workers_harness import call, first_value, print_outcomes, spec_of, wait_until
 
@@ -65,6 +68,31 @@ async def test_tasks_compute_and_are_replaced(tmp_path: Path) -> None:
         finally:
             await pool.close()
         await wait_until(lambda: not Path(f"/proc/{second}").exists())
+
+
+async def test_the_next_server_adopts_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server of HyperQueue whose task it is: another one has other jobs with the same numbers."""
+    async with with_store(tmp_path) as port:
+        number, pool = port.port, new_pool(port)
+        await pool.start()
+        pid = first_value(await call(pool, do="pid"))
+        await stop(pool, port, is_killed=True)
+    async with with_store(tmp_path, number) as port:
+        pool = new_pool(port)
+        await pool.start()
+        assert first_value(await call(pool, do="pid")) == pid
+        (job,) = [kept.job for kept in port._jobs.read(KeptJob).values()]  # type: ignore[union-attr]
+        launcher = HyperQueueLauncher(pool._spec)
+        await stop(pool, port)  # not kept this time: its worker leaves with status 0
+
+        async def has_ended() -> bool:
+            return (await launcher.states([job]))[job] == JobState("ended", "success")
+
+        async with asyncio.timeout(LONG_S):
+            while not await has_ended():
+                await asyncio.sleep(0.05)
+        assert await launcher.states([f"{job}of another server"]) == {}
+        assert await launcher.states([f"1000000@{job.partition('@')[2]}"]) == {}
 
 
 async def test_a_task_that_never_starts() -> None:

@@ -1,22 +1,26 @@
 """Jobs of a scheduler outlive the server that has submitted them, and calls outlive a scheduler that does not answer.
 
-The programs of SLURM are scripts here that run jobs on this machine; `test_slurm.py` has the real ones.
+The programs of SLURM are scripts here that run jobs on this machine; `test_slurm.py` has the real ones, and
+`test_hyperqueue.py` and `test_ray.py` those of other schedulers.
 """
 
 import asyncio
 import os
 import signal
-import sys
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from dragoman.core.errors import ModelFailed
 from dragoman.core.spec import LaunchOptions, ModelSpec
 from dragoman.core.state_store import StateStore
 from dragoman.workers.process import ProcessPool
 from dragoman_cluster import worker_port
+from dragoman_cluster.launchers import command
+from dragoman_cluster.launchers.command import CommandLauncher
 from dragoman_cluster.worker_port import WorkerPort
 from features.cluster.test_rejoin import MODEL, SECRET, ask, loads, server
 from workers.workers_harness import wait_until
@@ -50,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         program.write_text(f"#!/bin/sh\ncd {tmp_path}\n{script}")
         program.chmod(0o700)
     monkeypatch.setenv("DRAGOMAN_WORKER_SECRET", SECRET)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     yield tmp_path
     for job in jobs(tmp_path):
@@ -79,11 +84,25 @@ async def with_store(folder: Path, number: int = 0) -> AsyncIterator[WorkerPort]
         store.close()
 
 
-def new_pool(port: WorkerPort, folder: Path, *, keep: bool = False) -> ProcessPool:
-    command = f"exec {sys.executable} -m dragoman worker --join {{address}}"
-    launch = LaunchOptions(launcher="slurm", command=command, keep=keep)
-    spec = ModelSpec(name="m", runtime=f"{folder / 'm' / 'model.py'}:Model", launch=launch, worker_port=port)
-    return ProcessPool(spec, lambda: None)
+# A process that outlives its server is not waited for by it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+# Launchers and their command lines: a job, a command that runs as long as its worker, and one that its worker outlives.
+LAUNCHERS = {
+    "slurm": ("slurm", "exec {worker}"),
+    "command": ("command", "sh -c 'echo $$ >> jobs; exec \"$@\"' sh {worker}"),
+    "detached": ("command", "sh -c 'echo $$ >> jobs; setsid \"$@\" & echo $! >> jobs; wait' sh {worker}"),
+}
+
+
+def new_pool(port: WorkerPort, folder: Path, launcher: str = "slurm", *, keep: bool = False) -> ProcessPool:
+    return ProcessPool(spec_of(port, folder, launcher, keep=keep), lambda: None)
+
+
+def spec_of(port: WorkerPort, folder: Path, launcher: str, *, keep: bool = False) -> ModelSpec:
+    name, line = LAUNCHERS[launcher]
+    launch = LaunchOptions(launcher=name, command=line, keep=keep)
+    return ModelSpec(name="m", runtime=f"{folder / 'm' / 'model.py'}:Model", launch=launch, worker_port=port)
 
 
 async def stop(pool: ProcessPool, port: WorkerPort, *, is_killed: bool = False) -> None:
@@ -94,40 +113,81 @@ async def stop(pool: ProcessPool, port: WorkerPort, *, is_killed: bool = False) 
     await pool.close()
 
 
+@pytest.mark.parametrize("launcher", ["slurm", "command"])
 @pytest.mark.parametrize("is_killed", [True, False])
-async def test_the_next_server_adopts_jobs(folder: Path, is_killed: bool) -> None:
+async def test_the_next_server_adopts_jobs(folder: Path, launcher: str, is_killed: bool) -> None:
     model = folder / "m" / "model.py"
     async with with_store(folder) as port:
-        number, pool = port.port, new_pool(port, folder, keep=not is_killed)
+        number, pool = port.port, new_pool(port, folder, launcher, keep=not is_killed)
         await pool.start()
         pid = await ask(pool, 1)
         await stop(pool, port, is_killed=is_killed)
     assert [runs(job) for job in jobs(folder)] == [True]
     async with with_store(folder, number) as port:
-        pool = new_pool(port, folder)
+        pool = new_pool(port, folder, launcher)
         await pool.start()
         assert await ask(pool, 2) == pid
         assert loads(model) == {pid: 1}
         await stop(pool, port)  # not kept this time
         assert [runs(job) for job in jobs(folder)] == [False]
     async with with_store(folder, number) as port:
-        assert port.adopt("m", "SLURM job") is None
+        assert port.adopt("m", "SLURM job") is port.adopt("m", "command") is None
 
 
-async def test_a_job_that_has_ended_meanwhile_is_replaced(folder: Path) -> None:
+@pytest.mark.parametrize("launcher", ["slurm", "command"])
+async def test_a_job_that_has_ended_meanwhile_is_replaced(
+    folder: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_REJOIN_S", 0.1)
     async with with_store(folder) as port:
-        number, pool = port.port, new_pool(port, folder)
+        number, pool = port.port, new_pool(port, folder, launcher)
         await pool.start()
         await stop(pool, port, is_killed=True)
     (job,) = jobs(folder)
     os.killpg(job, signal.SIGKILL)
     await wait_until(lambda: not runs(job))
     async with with_store(folder, number) as port:
-        pool = new_pool(port, folder)
+        pool = new_pool(port, folder, launcher)
         await pool.start()
         assert await ask(pool, 1)
         assert len(jobs(folder)) == 2
         await stop(pool, port)
+
+
+async def test_a_worker_outlives_the_command_that_has_started_it(folder: Path) -> None:
+    """As when the connection of `ssh` is cut: the worker comes back by itself."""
+    async with with_store(folder) as port:
+        number, pool = port.port, new_pool(port, folder, "detached")
+        await pool.start()
+        pid = await ask(pool, 1)
+        await stop(pool, port, is_killed=True)
+    command_pid, worker = jobs(folder)
+    os.killpg(command_pid, signal.SIGKILL)
+    await wait_until(lambda: not runs(command_pid))
+    assert worker == pid
+    async with with_store(folder, number) as port:
+        pool = new_pool(port, folder, "detached")
+        await pool.start()
+        assert await ask(pool, 2) == pid
+        await stop(pool, port)
+    await wait_until(lambda: not runs(worker))
+
+
+async def test_the_number_of_a_process_that_is_used_again(folder: Path) -> None:
+    """A process of another start is none of ours: it is not killed."""
+    async with with_store(folder) as port:
+        launcher = CommandLauncher(spec_of(port, folder, "command"))
+        with subprocess.Popen(["sleep", "60"], process_group=0) as other:
+            job = f"{other.pid}/1/{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+            await launcher.cancel(job)
+            assert other.poll() is None
+            other.kill()
+
+
+async def test_jobs_are_kept_only_with_a_store(folder: Path) -> None:
+    async with server() as port:
+        with pytest.raises(ModelFailed, match=r"'placement\.keep': expected a server with --state"):
+            new_pool(port, folder, keep=True)
 
 
 async def test_a_job_that_no_model_wants_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
