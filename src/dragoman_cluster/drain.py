@@ -21,19 +21,19 @@ _SQUEUE_S = 20.0
 
 
 class DrainOnSignal:
-    """Tells the server once that this worker leaves; the server closes the connection after the last response.
+    """Tells each server once that this worker leaves; the server closes the connection after the last response.
 
     It has a thread, because the main thread may compute a call for long. Python runs signal handlers only between two
     steps of the main thread, but the system writes the numbers of signals to a pipe at once. Create and start it in the
     main thread.
 
-    link: the present connection, None without one. is_leaving: whether it has been told, or would have been.
+    is_leaving: whether servers have been told, or would have been.
     time_limit_s: seconds until this process is ended from outside; None if unknown, then a SLURM job asks SLURM.
     drain_s: how long before that the worker leaves, at most half of the time.
     """
 
     def __init__(self, time_limit_s: float | None, drain_s: float) -> None:
-        self._link: Link | None = None
+        self._links: set[Link] = set()  # the present connections
         self.is_leaving = False
         self._reason = ""
         self._lock = threading.Lock()
@@ -62,19 +62,24 @@ class DrainOnSignal:
         log.info("this worker leaves: %s", reason)
         with self._lock:
             self.is_leaving, self._reason = True, reason
-            self._announce()
+            for link in self._links:
+                self._announce(link)
 
-    def use(self, link: Link | None) -> None:
-        """Use another connection from now on."""
+    def add(self, link: Link) -> None:
+        """Use a new connection."""
         with self._lock:
-            self._link = link
+            self._links.add(link)
             if self.is_leaving:
-                self._announce()
+                self._announce(link)
 
-    def _announce(self) -> None:
-        if self._link is not None:
-            with contextlib.suppress(OSError):  # the server is gone
-                self._link.announce(b"".join(encode(FrameKind.DRAIN, 0, self._reason, serializer=serialize_message)))
+    def remove(self, link: Link) -> None:
+        """Forget a connection that has ended."""
+        with self._lock:
+            self._links.discard(link)
+
+    def _announce(self, link: Link) -> None:
+        with contextlib.suppress(OSError):  # the server is gone
+            link.announce(b"".join(encode(FrameKind.DRAIN, 0, self._reason, serializer=serialize_message)))
 
     def _handle(self, _number: int, _frame: object) -> None:
         """Report the signal also if the model has set another descriptor for signals, as asyncio can do."""

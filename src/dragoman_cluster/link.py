@@ -12,7 +12,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from dragoman.workers.frames import Buffer, FrameKind, encode
@@ -166,12 +166,15 @@ class ServerMonitor:
     """Sends the heartbeats of a worker, and ends this process soon after its server has gone or is silent.
 
     It has a thread, because the event loop may be busy with the model for long. closing_s: how long the event loop may
-    be busy after that.
+    be busy after that. is_needed: returns whether another server still needs this process.
     reason: how the server was lost; "" if it has closed the connection.
     """
 
-    def __init__(self, link: Link, timeout_s: float, closing_s: float = 0.0) -> None:
+    def __init__(
+        self, link: Link, timeout_s: float, closing_s: float = 0.0, is_needed: Callable[[], bool] = lambda: False
+    ) -> None:
         self._link = link
+        self._is_needed = is_needed
         self._timeout_s = timeout_s
         self._is_kept = closing_s > 0
         self._closing_s = max(_CLOSING_S, closing_s)
@@ -196,6 +199,8 @@ class ServerMonitor:
         if self.reason and not self._stopped.is_set():
             log.error("%s%s", self.reason, "" if self._is_kept else "; this worker ends")
             self._link.shutdown()  # the event loop sees the end of the connection then
-        if not self._stopped.wait(self._closing_s):
+        while not self._stopped.wait(self._closing_s):
+            if self._is_needed():
+                continue
             log.error("this worker ends: it still computes a call of a server that is gone")
             os._exit(1 if self.reason else 0)

@@ -23,6 +23,7 @@ SIGTERM, and before its time limit, it gets no further calls, and ends after tho
 
 examples:
   dragoman worker --join 10.0.0.1:7070 --secret-file ~/.dragoman-secret
+  dragoman worker --join node1:7070 --join node2:7070 --secret-file ~/.dragoman-secret
   srun --ntasks=8 dragoman worker --join login1:7070 --secret-file ~/.dragoman-secret --model banana
 
 Exit status: 0 if the server has ended the connection, also after SIGTERM; 1 if it was lost; 2 if the server did not
@@ -33,7 +34,13 @@ accept the worker.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run a model for a server, which may be on another machine."
     parser.epilog = _EPILOG
-    parser.add_argument("--join", metavar="HOST:PORT", required=True, help="worker port of the server")
+    parser.add_argument(
+        "--join",
+        metavar="HOST:PORT",
+        action="append",
+        required=True,
+        help="worker port of the server; repeat it for several servers that share this worker",
+    )
     parser.add_argument("--secret-file", metavar="FILE", default="", help="file with the secret of server and workers")
     parser.add_argument("--model", metavar="NAME", default="", help="only run this model; default: any that waits")
     encryption = parser.add_mutually_exclusive_group()
@@ -81,17 +88,15 @@ def run(arguments: argparse.Namespace) -> int:
     process.keep_freed_memory()
     start_guard()
     from dragoman_cluster.file_cache import FileCache, default_folder
-    from dragoman_cluster.join import JoinOptions, join, parse_address  # imports NumPy, after the guard was forked
+    from dragoman_cluster.join import JoinOptions, join, parse_addresses  # imports NumPy, after the guard was forked
 
-    host, port, ticket = parse_address(arguments.join)
+    addresses = parse_addresses(arguments.join)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # so that `module:object` finds modules of the working directory
     logs.set_up("json" if arguments.json else "text")
     options = JoinOptions(
-        host=host,
-        port=port,
+        addresses=addresses,
         secret=secret,
-        ticket=ticket,
         model=arguments.model,
         plaintext=arguments.plaintext,
         tls=arguments.tls,

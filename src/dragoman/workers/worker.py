@@ -136,13 +136,14 @@ async def serve_calls(
     *,
     has_own_clock: bool = False,
     on_frame: Callable[[Frame], None] | None = None,
+    turn: "Turn | None" = None,
 ) -> None:
-    """Compute calls until the other end closes the socket. on_frame: see `Worker`.
+    """Compute calls until the other end closes the socket. on_frame, turn: see `Worker`.
 
     Calls belong to the connection: the response of one that still runs at its end is dropped.
     """
     files = (memory[1], memory[0]) if memory else None
-    worker = Worker(executor, sock, files, executor.loaded.concurrent, on_frame, has_own_clock=has_own_clock)
+    worker = Worker(executor, sock, files, executor.loaded.concurrent, on_frame, has_own_clock=has_own_clock, turn=turn)
     measuring: asyncio.Task[None] | None = None
     if executor.has_measurements or has_own_clock:  # the server cannot see the process if it runs elsewhere
         usage = _own_usage if has_own_clock else tuple[Family, ...]
@@ -291,6 +292,29 @@ class CallExecutor(Protocol):
         """Pass the chunks of the response to `take`."""
 
 
+class Turn:
+    """Which of several workers with one model computes now, if the model computes one call at a time: in turn."""
+
+    def __init__(self) -> None:
+        self._holder: Worker | None = None
+        self._waiting: deque[Worker] = deque()
+
+    def take(self, worker: "Worker") -> bool:
+        """Return whether it is the turn of a worker, whose `start_waiting` is called otherwise once it is."""
+        if self._holder is None:
+            self._holder = worker
+        elif self._holder is not worker and worker not in self._waiting:
+            self._waiting.append(worker)
+        return self._holder is worker
+
+    def release(self, worker: "Worker") -> None:
+        """Let the next worker compute, if it is the turn of this one."""
+        if self._holder is worker:
+            self._holder = self._waiting.popleft() if self._waiting else None
+            if self._holder is not None:
+                asyncio.get_running_loop().call_soon(self._holder.start_waiting)
+
+
 class Worker:
     """Computes the calls that arrive through a socket.
 
@@ -299,6 +323,7 @@ class Worker:
     begin: starts a call without a task; without it, each call has a task from the start.
     serializer: serializes responses.
     has_own_clock: whether deadlines arrive as seconds left.
+    turn: if workers with other sockets share the executor.
     """
 
     def __init__(
@@ -312,8 +337,10 @@ class Worker:
         serializer: Serializer = serialize_message,
         *,
         has_own_clock: bool = False,
+        turn: Turn | None = None,
     ) -> None:
         self._executor = executor
+        self._turn = None if concurrent else turn
         self._concurrent = concurrent
         self._on_frame = on_frame
         self._begin = begin
@@ -326,7 +353,7 @@ class Worker:
         self._is_lost = False
         self._closed = asyncio.Event()
         self._pid = os.getpid()
-        self._channel = Channel(sock, self._handle_frame, self._handle_close, self._start_waiting, memory, serializer)
+        self._channel = Channel(sock, self._handle_frame, self._handle_close, self.start_waiting, memory, serializer)
         close_files(memory or ())
 
     def send(self, kind: FrameKind, value: object = None) -> None:
@@ -376,13 +403,15 @@ class Worker:
             self.send(FrameKind.DRAIN, WorkerLost(reason))
         return reason
 
-    def _start_waiting(self) -> None:
+    def start_waiting(self) -> None:
         """Start the jobs that have arrived: all of them, or the first one if nothing is computed.
 
         Calls that are computed one at a time share a turn of the loop if they are short, because a turn takes longer.
         """
         began_s = time.monotonic()
         while self._waiting and not self._busy:
+            if self._turn is not None and not self._turn.take(self):
+                return
             job = self._waiting.popleft()
             if not self._concurrent:
                 self._busy = True
@@ -399,6 +428,8 @@ class Worker:
                 self._begin_call(job, self._begin)
             else:
                 self._start_task(job)
+        if self._turn is not None and not self._busy:
+            self._turn.release(self)
 
     def _start_task(self, job: _ReceivedJob, pending: Pending[Any] | None = None) -> asyncio.Task[None]:
         job.task = self._loop.create_task(self._run(job, pending))
@@ -434,8 +465,10 @@ class Worker:
 
     def _compute_next(self) -> None:
         self._busy = False
+        if self._turn is not None:
+            self._turn.release(self)
         self._channel.read()  # waiting calls may have been cancelled
-        self._start_waiting()
+        self.start_waiting()
 
     async def _run(self, job: _ReceivedJob, pending: Pending[Any] | None) -> None:
         last = None

@@ -70,10 +70,11 @@ class Workers:
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, port: WorkerPort, count: int = 1, rejoin_s: float = 60.0, code: str = "") -> list[int]:
-        """Return the ids of new workers; `code` runs in them first."""
+    def start(self, *servers: WorkerPort | str, count: int = 1, rejoin_s: float = 60.0, code: str = "") -> list[int]:
+        """Return the ids of new workers of servers, or of their addresses; `code` runs in them first."""
         start = f"{code}\nimport sys; from dragoman.cli import main; sys.exit(main(sys.argv[1:]))"
-        arguments = ["worker", "--join", port.address, "--rejoin-s", f"{rejoin_s:g}"]
+        addresses = [each if isinstance(each, str) else each.address for each in servers]
+        arguments = ["worker", *(f"--join={each}" for each in addresses), "--rejoin-s", f"{rejoin_s:g}"]
         command = [sys.executable, "-c", start, *arguments]
         environment = {**os.environ, "DRAGOMAN_WORKER_SECRET": SECRET}
         started = [subprocess.Popen(command, stderr=subprocess.PIPE, env=environment) for _ in range(count)]
@@ -145,7 +146,7 @@ async def pids(pool: ProcessPool, count: int) -> list[int]:
 
 async def test_a_restarted_server_gets_its_workers_with_their_models(model: Path, workers: Workers) -> None:
     async with server() as port:
-        number, started = port.port, workers.start(port, 2)
+        number, started = port.port, workers.start(port, count=2)
         async with served(port, model, 2) as pool:
             assert await pids(pool, 2) == started
             held = asyncio.create_task(ask(pool, -1))
@@ -182,7 +183,7 @@ async def test_workers_return_to_the_models_that_they_have_loaded(tmp_path: Path
         each.write_text(MODEL)
     async with server() as port:
         number = port.port
-        workers.start(port, 2)
+        workers.start(port, count=2)
         async with served(port, models[0]), served(port, models[1]):
             before = [loads(each) for each in models]
     (stopped,) = before[0]
