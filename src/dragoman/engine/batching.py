@@ -223,7 +223,12 @@ class Batcher:
         key = self._group_key(request)
         self._waiting.setdefault(key, deque()).append(member)
         self._dispatch_soon()  # at the end of this turn, so that calls that arrived together are merged
-        caller = request.caller
+        answer: Inference = await self._wait_for_answer(key, member)
+        return answer
+
+    async def _wait_for_answer(self, key: Key, member: Member) -> Any:
+        """Return the answer of a queued call, whose owner has a share meanwhile."""
+        caller = member.request.caller
         if caller is not ANYONE:
             self._shares.enter(caller)
         try:

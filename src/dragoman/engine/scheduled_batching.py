@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import structs
 
-from dragoman.core.callers import ANYONE
 from dragoman.core.calls import Infer, Request
 from dragoman.core.schedule import PRIORITY, TIMEOUT, Order, QueuePolicy, ScheduleOptions
 from dragoman.core.tensor import NONE
@@ -64,18 +63,10 @@ class ScheduledBatcher(Batcher):
         wait_s = self._policy.put(queue, member, parameters, chain.from_iterable(self._waiting.values()))
         self._waiting[key] = queue
         self._dispatch_soon()
-        caller = request.caller
-        if caller is not ANYONE:
-            self._shares.enter(caller)
         timer = loop.call_later(wait_s, self._expire, key, member) if wait_s else None
         try:
-            return await member.answer
-        except asyncio.CancelledError:
-            self._cancel(key, member)
-            raise
+            return await self._wait_for_answer(key, member)
         finally:
-            if caller is not ANYONE:
-                self._shares.leave(caller)
             if timer is not None:
                 timer.cancel()
 
