@@ -152,7 +152,11 @@ def access_control(settings: Settings, processes: int = 1, *, is_asgi: bool = Fa
     sites = SiteRules(allowed_hosts=allowed_hosts, allows_origin=_cors(settings).allows)
     tokens = None
     if settings.jwt_jwks:
-        claims = {"roles_claim": settings.jwt_roles_claim, "models_claim": settings.jwt_models_claim}
+        claims = {
+            "roles_claim": settings.jwt_roles_claim,
+            "models_claim": settings.jwt_models_claim,
+            "limits_claim": settings.jwt_limits_claim,
+        }
         tokens = TokenVerifier(
             TokenRules(jwks=settings.jwt_jwks, issuer=settings.jwt_issuer, audience=settings.jwt_audience, **claims)
         )

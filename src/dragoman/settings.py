@@ -440,6 +440,16 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             "claim with the only models of a token; without it all models", SECURITY, operator_only=True, not_empty=True
         ),
     ] = "models"
+    jwt_limits_claim: Annotated[
+        str,
+        Option(
+            "claim with the limits of a token, an object with the fields of a key: calls_per_s, max_concurrent, "
+            "tokens_per_minute, tokens_per_day, priority",
+            SECURITY,
+            operator_only=True,
+            not_empty=True,
+        ),
+    ] = "limits"
     auth_failures_per_minute: Annotated[
         int,
         Option(

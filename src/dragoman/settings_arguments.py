@@ -75,6 +75,7 @@ class SettingsArguments(TypedDict, total=False):
     jwt_audience: str
     jwt_roles_claim: str
     jwt_models_claim: str
+    jwt_limits_claim: str
     auth_failures_per_minute: int
     allowed_hosts: str
     control_token: str

@@ -46,7 +46,7 @@ expires = 2027-01-15T08:00:00Z
 
 
 def grants(keys: list[StoredKey]) -> list[dict[str, Any]]:
-    names = [field.name for field in fields(Grant) if field.init]
+    names = [field.name for field in fields(Grant) if field.init and field.repr]  # but the state of limits
     return [{"digest": key.digest, **{name: getattr(key.grant, name) for name in names}} for key in keys]
 
 

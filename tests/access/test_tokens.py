@@ -81,6 +81,54 @@ async def test_a_token_is_accepted_like_a_key(algorithm: str, tmp_path: Path) ->
         assert (denied.status, denied.headers["www-authenticate"]) == (401, "Bearer")
 
 
+async def test_a_token_has_limits_like_a_key(issuer: Issuer, tmp_path: Path) -> None:
+    """Those of all tokens of a subject, also after they were verified again."""
+    async with serving(Doubler, **settings(write(tmp_path / "jwks", issuer))) as server:
+
+        async def statuses(*tokens: str) -> list[int]:
+            return [(await server.request("POST", INFER, BODY, bearer(token))).status for token in tokens]
+
+        slow = {"calls_per_s": 0.001}
+        assert await statuses(issuer.token(sub="bob", limits=slow), issuer.token(sub="bob", limits=slow)) == [200, 429]
+        assert await statuses(issuer.token(sub="eve", limits=slow), issuer.token(sub="kim")) == [200, 200]
+        assert await statuses(issuer.token(sub="bob", limits={})) == [200]
+
+
+def test_limits_and_priority_of_a_token(issuer: Issuer, tmp_path: Path) -> None:
+    rules = TokenRules(jwks=str(write(tmp_path / "jwks", issuer)), issuer=ISSUER, audience=AUDIENCE)
+    limits = {"calls_per_s": 5, "max_concurrent": 2, "tokens_per_minute": 10, "tokens_per_day": 20, "priority": "low"}
+    grant = TokenVerifier(rules).verify(issuer.token(limits=limits))
+    assert {name: getattr(grant, name) for name in limits} == limits
+    assert grant.caller().priority == "low"
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"calls_per_second": 5}, "claim 'limits': .*calls_per_second"),
+        ({"calls_per_s": -1}, r"claim 'limits': .*\$.calls_per_s"),
+        ({"max_concurrent": True}, r"claim 'limits': .*\$.max_concurrent"),
+        ({"tokens_per_day": 10**16}, r"claim 'limits': .*\$.tokens_per_day"),
+        ({"tokens_per_minute": 20, "tokens_per_day": 10}, "claim 'limits': 'tokens_per_minute' is never reached"),
+        ({"priority": "urgent"}, r"claim 'limits': .*\$.priority"),
+        ("low", "claim 'limits': .*got `str`"),
+    ],
+)
+def test_invalid_limits_make_a_token_invalid(issuer: Issuer, tmp_path: Path, limits: Any, message: str) -> None:
+    rules = TokenRules(jwks=str(write(tmp_path / "jwks", issuer)), issuer=ISSUER, audience=AUDIENCE)
+    with pytest.raises(Unauthorized, match=message):
+        TokenVerifier(rules).verify(issuer.token(limits=limits))
+
+
+def test_limits_of_tokens_need_what_counts_them(
+    issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.hooks.entry", lambda *_: None)
+    rules = TokenRules(jwks=str(write(tmp_path / "jwks", issuer)), issuer=ISSUER, audience=AUDIENCE)
+    with pytest.raises(Unauthorized, match="need the feature dragoman_usage"):
+        TokenVerifier(rules).verify(issuer.token(limits={"tokens_per_day": 5}))
+
+
 def unsigned(issuer: Issuer) -> str:
     def part(value: Any) -> str:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
@@ -157,7 +205,7 @@ async def test_new_tokens_are_accepted_after_failures_of_their_address(issuer: I
 
 
 async def test_roles_and_models_of_a_token_hold(issuer: Issuer, tmp_path: Path) -> None:
-    more = {"jwt_roles_claim": "realm.roles", "jwt_models_claim": "may_use"}
+    more = {"jwt_roles_claim": "realm.roles", "jwt_models_claim": "may_use", "jwt_limits_claim": "realm.limits"}
     async with serving(Doubler, Tripler, **settings(write(tmp_path / "jwks", issuer)), **more) as server:
 
         async def status(path: str, **claims: Any) -> int:

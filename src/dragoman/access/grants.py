@@ -21,13 +21,16 @@ class CallLimiter:
         self, name: str, calls_per_s: float, max_concurrent: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._name = name
-        self._calls_per_s = calls_per_s
-        self._burst = max(1.0, calls_per_s)
-        self._tokens = self._burst
-        self._max_concurrent = max_concurrent
         self._clock = clock
+        self.set(calls_per_s, max_concurrent)
+        self._tokens = self._burst
         self._updated_s = clock()
         self._running = 0
+
+    def set(self, calls_per_s: float, max_concurrent: int) -> None:
+        """Change the limits; calls in progress still count."""
+        self._calls_per_s, self._max_concurrent = calls_per_s, max_concurrent
+        self._burst = max(1.0, calls_per_s)
 
     def acquire(self) -> "Permit":
         """Count a call, which ends when its permit is released. Raises RateLimited."""
@@ -94,11 +97,11 @@ class Grant:
     tokens_per_minute: int = 0
     tokens_per_day: int = 0
     priority: Priority = ""
-    limiter: CallLimiter | None = field(init=False, default=None, repr=False)
+    limiter: CallLimiter | None = field(default=None, repr=False)  # made from the limits by default
     is_anonymous: bool = field(init=False, default=False)  # whether its requests need nothing beyond the role
 
     def __post_init__(self) -> None:
-        if self.calls_per_s or self.max_concurrent:
+        if self.limiter is None and (self.calls_per_s or self.max_concurrent):
             object.__setattr__(self, "limiter", CallLimiter(self.name, self.calls_per_s, self.max_concurrent))
         is_plain = self.models is None and not self.has_limits and not self.priority
         object.__setattr__(self, "is_anonymous", is_plain and not self.owner)

@@ -33,7 +33,27 @@ _HEADER = "# API keys of Dragoman: `dragoman keys create NAME` adds one. Only ha
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
 
 
-class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class CallLimits(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Limits and class of calls to models, as a file of keys and a JSON Web Token have them."""
+
+    calls_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    max_concurrent: Annotated[int, msgspec.Meta(ge=0)] = 0
+    tokens_per_minute: _Tokens | None = None
+    tokens_per_day: _Tokens | None = None
+    priority: Literal["low", "normal", "high"] | None = None
+
+    def of_grant(self) -> dict[str, Any]:
+        """Return them as arguments of a `Grant`."""
+        return {
+            "calls_per_s": self.calls_per_s,
+            "max_concurrent": self.max_concurrent,
+            "tokens_per_minute": self.tokens_per_minute or 0,
+            "tokens_per_day": self.tokens_per_day or 0,
+            "priority": self.priority or "",
+        }
+
+
+class _KeyEntry(CallLimits, forbid_unknown_fields=True, kw_only=True):
     """An entry as it is written in the file."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")]
@@ -41,11 +61,6 @@ class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     certificate: str | None = None
     roles: Annotated[list[Role], msgspec.Meta(min_length=1)]
     models: Annotated[list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)] | None = None
-    calls_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
-    max_concurrent: Annotated[int, msgspec.Meta(ge=0)] = 0
-    tokens_per_minute: _Tokens | None = None
-    tokens_per_day: _Tokens | None = None
-    priority: Literal["low", "normal", "high"] | None = None
     expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
@@ -121,25 +136,10 @@ def _stored_key(entry: "_KeyEntry") -> StoredKey:
     models = None if entry.models is None else frozenset(entry.models)
     expires_s = math.inf if entry.expires is None else entry.expires.timestamp()
     roles = expand_roles(entry.roles)
-    grant = Grant(
-        entry.name,
-        roles,
-        models,
-        entry.calls_per_s,
-        entry.max_concurrent,
-        expires_s,
-        f"key:{entry.name}",
-        entry.tokens_per_minute or 0,
-        entry.tokens_per_day or 0,
-        entry.priority or "",
-    )
-    if 0 < grant.tokens_per_day < grant.tokens_per_minute:
-        raise InvalidInput(
-            f"key '{grant.name}': 'tokens_per_minute' is never reached: expected at most 'tokens_per_day' "
-            f"({grant.tokens_per_day}), got {grant.tokens_per_minute}"
-        )
-    if "infer" not in roles and (names := [name for name in _OF_CALLS if getattr(grant, name)]):
-        raise InvalidInput(f"key '{grant.name}': '{names[0]}' needs the role 'infer', which calls models")
+    owner = f"key:{entry.name}"
+    grant = Grant(entry.name, roles, models, expires_s=expires_s, owner=owner, **entry.of_grant())
+    if reason := contradiction(grant):
+        raise InvalidInput(f"key '{grant.name}': {reason}")
     if (entry.sha256 is None) == (entry.certificate is None):
         got = "none" if entry.sha256 is None else "both"
         raise InvalidInput(f"key '{grant.name}': expected one of 'sha256' and 'certificate', got {got}")
@@ -149,6 +149,18 @@ def _stored_key(entry: "_KeyEntry") -> StoredKey:
         return StoredKey(b"", grant, parse_certificate_name(entry.certificate))
     except InvalidInput as error:
         raise InvalidInput(f"key '{grant.name}': {error.message}") from error
+
+
+def contradiction(grant: Grant) -> str:
+    """Return why the limits of a grant make no sense together; "" if they do."""
+    if 0 < grant.tokens_per_day < grant.tokens_per_minute:
+        return (
+            f"'tokens_per_minute' is never reached: expected at most 'tokens_per_day' ({grant.tokens_per_day}), "
+            f"got {grant.tokens_per_minute}"
+        )
+    if "infer" not in grant.roles and (names := [name for name in _OF_CALLS if getattr(grant, name)]):
+        return f"'{names[0]}' needs the role 'infer', which calls models"
+    return ""
 
 
 def expand_roles(roles: Iterable[str]) -> frozenset[str]:

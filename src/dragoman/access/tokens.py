@@ -5,15 +5,19 @@ import importlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dragoman.access.grants import Grant
-from dragoman.access.keys import digest_of, expand_roles
+import msgspec
+
+from dragoman import hooks
+from dragoman.access.grants import CallLimiter, Grant
+from dragoman.access.keys import CallLimits, contradiction, digest_of, expand_roles
 from dragoman.access.urls import is_secure
 from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput, Unauthorized
+from dragoman.core.usage import HOOK
 
 log = logging.getLogger("dragoman.access")
 
@@ -29,13 +33,17 @@ _TICK_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRules:
-    """Which tokens are accepted. `jwks`: a file, or an https URL. `roles_claim` may be a path such as `realm.roles`."""
+    """Which tokens are accepted. `jwks`: a file, or an https URL. A claim may be a path such as `realm.roles`.
+
+    `limits_claim`: an object with fields of `CallLimits`.
+    """
 
     jwks: str
     issuer: str
     audience: str
     roles_claim: str = "roles"
     models_claim: str = "models"
+    limits_claim: str = "limits"
 
 
 class TokenVerifier:
@@ -55,6 +63,7 @@ class TokenVerifier:
         self._rules = rules
         self._keys: dict[str, Any] = {}
         self._cached_grants: dict[bytes, Grant] = {}
+        self._limiters: dict[str, CallLimiter] = {}  # by owner, the one that was needed longest ago first
         self.is_remote = "://" in rules.jwks
         if self.is_remote and not is_secure(rules.jwks):
             raise InvalidInput(
@@ -182,7 +191,10 @@ class TokenVerifier:
         return key
 
     def _grant(self, claims: Mapping[str, Any], token: str) -> Grant:
-        """Return the grant of the claims of a token. What it leaves behind belongs to its subject, if it names one."""
+        """Return the grant of the claims of a token.
+
+        Its limits, and what it leaves behind, are those of its subject, if it names one. Raises Unauthorized.
+        """
         for name in ("exp", "nbf", "iat"):
             _check_time(claims.get(name), name)
         models = _texts(_claim(claims, self._rules.models_claim), self._rules.models_claim)
@@ -191,7 +203,34 @@ class TokenVerifier:
         subject = str(claims.get("sub", ""))
         owner = f"jwt:{digest_of(subject or token).hex()}"
         allowed = None if models is None else frozenset(models)
-        return Grant(subject[:64], expand_roles(roles), allowed, expires_s=expires_s, owner=owner)
+        limits = self._limits(claims).of_grant()
+        grant = Grant(subject[:64], expand_roles(roles), allowed, expires_s=expires_s, owner=owner, **limits)
+        if reason := contradiction(grant):
+            raise self._limits_error(reason)
+        if grant.limits_tokens and hooks.entry(*HOOK) is None:
+            raise self._limits_error("limits of tokens need the feature dragoman_usage, which the server does not have")
+        return replace(grant, limiter=self._limiter(grant))
+
+    def _limits(self, claims: Mapping[str, Any]) -> CallLimits:
+        value = _claim(claims, self._rules.limits_claim)
+        try:
+            return CallLimits() if value is None else msgspec.convert(value, CallLimits)
+        except msgspec.ValidationError as error:
+            raise self._limits_error(str(error)) from error
+
+    def _limits_error(self, reason: str) -> Unauthorized:
+        return Unauthorized(f"the token is not valid: claim '{self._rules.limits_claim}': {reason}")
+
+    def _limiter(self, grant: Grant) -> CallLimiter | None:
+        """Return what counts the calls of all tokens of an owner, by the limits of the one that was verified last."""
+        limiter = self._limiters.pop(grant.owner, grant.limiter)
+        if limiter is None or grant.limiter is None:
+            return None
+        limiter.set(grant.calls_per_s, grant.max_concurrent)
+        if len(self._limiters) >= _MAX_CACHED:
+            del self._limiters[next(iter(self._limiters))]
+        self._limiters[grant.owner] = limiter
+        return limiter
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:

@@ -5,7 +5,7 @@ import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -39,6 +39,8 @@ log = logging.getLogger("dragoman.processes")
 _DRAIN_INTERVAL_S = 0.05
 # How often the counts of server processes are taken while no metrics are scraped.
 _MEASURE_INTERVAL_S = 2.0
+# Keys and subjects of tokens whose limits are counted at the same time.
+_MAX_LIMITED = 10_000
 
 
 def make_transports(engine: Engine, settings: Settings) -> ServerTransports:
@@ -61,7 +63,7 @@ class ServerProcesses(ServerTransports):
 
     def __init__(self, engine: Engine, settings: Settings, count: int) -> None:
         super().__init__(engine, settings)
-        limit = cache(lambda limits: CallerEngine(engine, limits.grant()))
+        limit = lru_cache(_MAX_LIMITED)(lambda limits: CallerEngine(engine, limits.grant()))
         self._models = CopiedModels(engine)
         shared = self._is_complete, self._measure, self._fetch, limit, self._find_requests
         copies = self._update_copies, self._models.add
