@@ -17,7 +17,7 @@ from dragoman.core.usage import HOOK, MakeMeter, UsageMeter
 from dragoman.core.vectors import find_vector_function
 from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.folder_watch import check_watch
-from dragoman.engine.model_files import response_dialect, server_tables
+from dragoman.engine.model_files import environment_paths, response_dialect, server_tables
 from dragoman.engine.on_demand import load_limits
 from dragoman.engine.repository import DiskRepository
 from dragoman.engine.saved_weights import SavedWeights
@@ -135,7 +135,7 @@ def setting_errors(
     except InvalidInput as error:
         errors.append(error.message)
     layers.append(_valid(flags, dict, errors))
-    return errors, parse_settings(*layers)
+    return errors, _parse_layers(layers)
 
 
 def _valid(layer: Mapping[str, Any], read: Callable[[Any], Any], errors: list[str]) -> dict[str, Any]:
@@ -190,8 +190,23 @@ def settings_for(paths: Sequence[str], *layers: Mapping[str, Any]) -> Settings:
         for file, table in _server_tables(path):
             _check_table(table, file)
             files |= table
-    settings = parse_settings(files, *layers)
-    return parse_settings(sagemaker_defaults(os.environ), files, *layers) if settings.sagemaker else settings
+    return _parse_layers([files, *layers])
+
+
+def _parse_layers(layers: Sequence[Mapping[str, Any]]) -> Settings:
+    """Return the settings of layers, each of which overrides those before it."""
+    settings = parse_settings(*layers)
+    return parse_settings(_sagemaker_defaults(os.environ), *layers) if settings.sagemaker else settings
+
+
+def served_paths(arguments: Sequence[str], environment: Mapping[str, str], settings: Settings) -> Sequence[str]:
+    """Return the paths of a server: those of its command line, else of SageMaker's contract or of the environment.
+
+    In SageMaker a multi-model endpoint has none, since it loads on request.
+    """
+    if arguments or not settings.sagemaker:
+        return arguments or environment_paths(environment)
+    return [] if _is_multi_model(environment) else ["/opt/ml/model"]
 
 
 def _server_tables(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -230,12 +245,7 @@ def spec_of_object(target: Any, settings: Settings) -> ModelSpec:
     return ModelSpec(**settings.model_defaults(), name=check_name(name), runtime="python", target=target)
 
 
-def sagemaker_paths(environment: Mapping[str, str]) -> list[str]:
-    """Return the path of a SageMaker container's model; none for multi-model endpoints, which load on request."""
-    return [] if _is_multi_model(environment) else ["/opt/ml/model"]
-
-
-def sagemaker_defaults(environment: Mapping[str, str]) -> dict[str, Any]:
+def _sagemaker_defaults(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the defaults for a SageMaker container, by the variables that SageMaker sets."""
     port = environment.get("SAGEMAKER_BIND_TO_PORT") or "8080"
     defaults = {"host": "0.0.0.0", "http_port": port, "grpc_port": -1}  # noqa: S104 - a container's own network

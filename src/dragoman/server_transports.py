@@ -212,6 +212,15 @@ def make_kafka_input(engine: CallHandler, settings: Settings) -> Any:
     return KafkaInput(engine, application, KafkaOptions(**values(KafkaOptions, settings)))
 
 
+def check_kafka(settings: Settings) -> None:
+    """Raise InvalidInput if the settings of Kafka are invalid, as far as that is known without a broker."""
+    if settings.kafka_servers:
+        from dragoman.transports.kafka import open_clients
+
+        _, consumer, _ = open_clients(KafkaOptions(**values(KafkaOptions, settings)))
+        consumer.close()
+
+
 def make_worker_port(settings: Settings) -> Any:
     """Return the port that workers join, None if it is off. Raises InvalidInput."""
     if settings.worker_port < 0:

@@ -1,5 +1,6 @@
 """`dragoman serve --check`: every fault has a line that names it, and nothing is started."""
 
+import re
 import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from dragoman.cli import main
+from dragoman.core.state_store import StateStore
 
 MODEL = "def model(x: float) -> float:\n    return x\n"
 
@@ -96,3 +98,62 @@ def test_two_ports_that_are_the_same(model: str, capsys: pytest.CaptureFixture[s
         port = str(free.getsockname()[1])
     (line,) = errors(capsys, [model, "--http-port", port, "--grpc-port", port])
     assert f"port {port} of 127.0.0.1 is in use" in line
+
+
+def test_a_state_that_cannot_be_used(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is created or changed, also if the file is empty."""
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "empty").touch()
+    for path in (state, state / "empty"):
+        assert main(["serve", model, "--check", "--http-port", "0", "--grpc-port", "0", "--state", str(path)]) == 0
+    assert [(path.name, path.stat().st_size) for path in state.iterdir()] == [("empty", 0)]
+    (state / "other").write_text("no database, but longer than nothing" * 100)
+    (line,) = errors(capsys, [model, "--state", str(state / "other")])
+    assert line.startswith("setting 'state': the state cannot be saved: file is not a database")
+    (line,) = errors(capsys, [model, "--state", str(tmp_path / "no" / "such" / "folder")])
+    assert line.startswith("setting 'state': expected a file in a folder that exists")
+    store = StateStore(str(state))
+    try:
+        (line,) = errors(capsys, [model, "--state", str(state)])
+        assert line.endswith("is in use by another server: expected a file of this server alone")
+    finally:
+        store.close()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    (line,) = errors(capsys, [model, "--state", str(state / "new")])
+    assert line.startswith("setting 'state': the state cannot be saved: no permission to write")
+
+
+def test_the_paths_of_sagemaker_are_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its port, which is the default there."""
+    with socket.create_server(("0.0.0.0", 0)) as used:
+        monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", port := str(used.getsockname()[1]))
+        assert main(["serve", "--check", "--sagemaker"]) == 2
+    lines = capsys.readouterr().err
+    assert f"port {port} of 0.0.0.0 is in use" in lines
+    assert "/opt/ml/model" in lines
+    monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "0")
+    monkeypatch.setenv("SAGEMAKER_MULTI_MODEL", "true")
+    assert main(["serve", "--check", "--sagemaker"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--kafka-topic-input", "a/b"], "setting 'kafka_topic_input': expected 1 to 249 letters"),
+        (["--kafka-properties", "{folder}/none"], "setting 'kafka_properties': "),
+        (["--kafka-properties", "{folder}/wrong"], "setting 'kafka_properties': .*no.such.property"),
+    ],
+)
+def test_wrong_settings_of_kafka(
+    flags: list[str], message: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("confluent_kafka")
+    (tmp_path / "wrong").write_text("no.such.property=1\n")
+    flags = [flag.format(folder=tmp_path) for flag in flags]
+    (line,) = errors(capsys, [model, "--kafka-servers", "127.0.0.1:1", *flags])
+    assert re.search(message, line)

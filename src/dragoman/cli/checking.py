@@ -13,10 +13,10 @@ from dragoman.cli.serving import explain_address
 from dragoman.cli.terminal import printable
 from dragoman.core.errors import DragomanError
 from dragoman.core.options import forget_secrets
+from dragoman.core.state_store import check_state
 from dragoman.engine.folder_watch import check_watch
-from dragoman.engine.model_files import environment_paths
-from dragoman.engine_setup import model_errors, setting_errors
-from dragoman.server_transports import configured_ports, make_worker_port, tls_files
+from dragoman.engine_setup import model_errors, served_paths, setting_errors
+from dragoman.server_transports import check_kafka, configured_ports, make_worker_port, tls_files
 from dragoman.settings import Settings
 from dragoman.system.sockets import listening_socket
 from dragoman.transports.tls import expiry_s
@@ -29,7 +29,7 @@ def check(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     """Print a line for each error that `dragoman serve` would stop at; return 0 without one, else 2."""
     environment = {**os.environ}
     forget_secrets()
-    served = paths or environment_paths(environment)
+    served = served_paths(paths, environment, setting_errors((), environment, flags)[1])
     names: list[str] = []
     found = list(dict.fromkeys(_errors(served, environment, flags, names)))
     for each in found:
@@ -75,6 +75,9 @@ def _setting_groups(settings: Settings) -> Iterator[str]:
         yield from _error_of(lambda others=others: access_control(replace(settings, **others)))
     yield from _error_of(lambda: access_control(settings))
     yield from _error_of(lambda: make_worker_port(settings))
+    yield from _error_of(lambda: check_kafka(settings))
+    if settings.state:
+        yield from _error_of(lambda: check_state(settings.state))
 
 
 def _certificate(settings: Settings) -> Iterator[str]:

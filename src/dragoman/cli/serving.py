@@ -16,8 +16,7 @@ from typing import Any
 from dragoman.cli.startup import has_failed, progress, startup_line, startup_table
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import forget_secrets, secrets_in_files, suggestion
-from dragoman.engine.model_files import environment_paths
-from dragoman.engine_setup import sagemaker_paths, settings_for
+from dragoman.engine_setup import served_paths, settings_for
 from dragoman.formats.grpc_messages import message_class
 from dragoman.server import Server, logger_levels, run
 from dragoman.settings import Settings, from_environment, parse_settings
@@ -132,8 +131,7 @@ def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
 
     with warnings.catch_warnings(record=True) as found:  # to be logged in the format of the settings
         warnings.simplefilter("always", FutureWarning)
-        is_sagemaker = parse_settings(environment, flags).sagemaker
-        paths = arguments or (sagemaker_paths(os.environ) if is_sagemaker else environment_paths(os.environ))
+        paths = served_paths(arguments, os.environ, parse_settings(environment, flags))
         settings = read_settings()
     if not paths and not settings.can_add_models:
         raise InvalidInput("nothing to serve; required: PATH, a model file, a folder or module:object")

@@ -211,19 +211,10 @@ class StateStore:
         try:
             if not path.exists():  # of another server that runs in this process, opening it would drop the lock
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            self._connection = _connect(path.as_uri(), lock_wait_s)
-            self._known = _prepare(self._connection, path)
+            self._connection, self._known = _open_to_write(path, lock_wait_s)
             self._identity = _identity(path)
             self.is_writable = True
-        except InvalidInput:
-            self._disconnect()
-            raise
         except (sqlite3.Error, OSError) as error:
-            self._disconnect()
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                raise InvalidInput(
-                    f"setting 'state': '{path}' is in use by another server: expected a file of this server alone"
-                ) from error
             self._open_to_read(path, error)
         if self.is_writable:
             self._thread = threading.Thread(target=self._write_changes, name="dragoman-state", daemon=True)
@@ -338,6 +329,21 @@ class StateStore:
             self.problem = ""
 
 
+def check_state(path: str) -> None:
+    """Raise InvalidInput if a store could not be opened, or only without its rows or without saving changes.
+
+    Nothing is created: of a file that does not exist yet, or is empty, only the folder is checked.
+    """
+    file = _file(path)
+    try:
+        if file.exists() and file.stat().st_size:
+            _open_to_write(file, 0.0)[0].close()
+        elif not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise PermissionError(f"no permission to write '{file}'")
+    except (_sqlite().Error, OSError) as error:
+        raise InvalidInput(f"setting 'state': the state cannot be saved: {error}") from error
+
+
 def _sqlite() -> Any:
     """Return the module of SQLite, which takes some milliseconds to import. Raises InvalidInput without it."""
     try:
@@ -368,6 +374,26 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _connect(uri: str, lock_wait_s: float) -> Any:
     """Return a connection that any thread may use, without transactions of its own."""
     return _sqlite().connect(uri, uri=True, timeout=lock_wait_s, isolation_level=None, check_same_thread=False)
+
+
+def _open_to_write(path: Path, lock_wait_s: float) -> tuple[Any, dict[str, int]]:
+    """Return a connection that has locked a file for itself, and the versions of its tables.
+
+    Raises InvalidInput if another server uses the file or it is not ours, sqlite3.Error or OSError if it is damaged or
+    cannot be written.
+    """
+    sqlite3 = _sqlite()
+    connection = _connect(path.as_uri(), lock_wait_s)
+    try:
+        return connection, _prepare(connection, path)
+    except BaseException as error:
+        with suppress(sqlite3.Error):
+            connection.close()
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            raise InvalidInput(
+                f"setting 'state': '{path}' is in use by another server: expected a file of this server alone"
+            ) from error
+        raise
 
 
 def _prepare(connection: Any, path: Path) -> dict[str, int]:

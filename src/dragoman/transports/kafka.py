@@ -53,32 +53,11 @@ class KafkaInput:
     """
 
     def __init__(self, engine: CallHandler, make_application: Callable[[], Application], options: KafkaOptions) -> None:
-        try:
-            import confluent_kafka
-        except ModuleNotFoundError as error:
-            hint = "Kafka needs the package 'confluent-kafka': pip install 'dragoman[kafka]'"
-            raise InvalidInput(f"setting 'kafka_servers': {hint}") from error
-        for name in ("kafka_topic_input", "kafka_topic_output"):
-            if not _TOPIC.fullmatch(topic := getattr(options, name)):
-                expected = "1 to 249 letters, digits, '.', '_' and '-'"
-                raise InvalidInput(f"setting '{name}': expected {expected}, got {topic!r:.80}")
-        self._library: Any = confluent_kafka
+        self._library, self._consumer, self._producer = open_clients(options)
         self._engine = engine
         self._make_application = make_application
         self._application: Application | None = None  # until it is started
         self._options = options
-        properties = {**_read_properties(options.kafka_properties), "bootstrap.servers": options.kafka_servers}
-        group = {
-            "group.id": options.kafka_group or "dragoman",  # required, and unused without a subscription
-            "auto.offset.reset": "latest",
-            "enable.auto.offset.store": False,
-            "enable.auto.commit": bool(options.kafka_group),
-        }
-        try:
-            self._consumer: Any = confluent_kafka.Consumer({**properties, **group}, logger=log)
-            self._producer: Any = confluent_kafka.Producer(properties, logger=log)
-        except (confluent_kafka.KafkaException, ValueError, TypeError) as error:
-            raise InvalidInput(f"setting 'kafka_properties': {error}") from error
         self._thread = threading.Thread(target=self._poll, name="dragoman-kafka", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -326,6 +305,31 @@ def _with_id(key: str, body: bytes) -> tuple[str, bytes]:
     if not key:
         return own if isinstance(own, str) else "", body
     return key, body if own == key else msgspec.json.encode({**fields, "id": key})
+
+
+def open_clients(options: KafkaOptions) -> tuple[Any, Any, Any]:
+    """Return the library, a consumer, which reads nothing yet, and a producer. Raises InvalidInput."""
+    try:
+        import confluent_kafka
+    except ModuleNotFoundError as error:
+        hint = "Kafka needs the package 'confluent-kafka': pip install 'dragoman[kafka]'"
+        raise InvalidInput(f"setting 'kafka_servers': {hint}") from error
+    for name in ("kafka_topic_input", "kafka_topic_output"):
+        if not _TOPIC.fullmatch(topic := getattr(options, name)):
+            expected = "1 to 249 letters, digits, '.', '_' and '-'"
+            raise InvalidInput(f"setting '{name}': expected {expected}, got {topic!r:.80}")
+    properties = {**_read_properties(options.kafka_properties), "bootstrap.servers": options.kafka_servers}
+    group = {
+        "group.id": options.kafka_group or "dragoman",  # required, and unused without a subscription
+        "auto.offset.reset": "latest",
+        "enable.auto.offset.store": False,
+        "enable.auto.commit": bool(options.kafka_group),
+    }
+    try:
+        consumer = confluent_kafka.Consumer({**properties, **group}, logger=log)
+        return confluent_kafka, consumer, confluent_kafka.Producer(properties, logger=log)
+    except (confluent_kafka.KafkaException, ValueError, TypeError) as error:
+        raise InvalidInput(f"setting 'kafka_properties': {error}") from error
 
 
 def _read_properties(file: str) -> dict[str, str]:
