@@ -54,20 +54,29 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model.py"
 
 
+def new_pool(port: WorkerPort, model: Path, **parameters: int) -> ProcessPool:
+    spec = ModelSpec(
+        name=model.parent.name,
+        runtime=f"{model}:Model",
+        launch=LaunchOptions(launcher="join"),
+        worker_port=port,
+        parameters=parameters,
+    )
+    return ProcessPool(spec, lambda: None)
+
+
 async def test_servers_share_a_model_that_is_loaded_once(model: Path, workers: Workers) -> None:  # noqa: F811
     """It ends when both have unloaded it, not when one has."""
     async with server() as one, server() as other:
         (pid,) = workers.start(one, other)
-        launch = LaunchOptions(launcher="join")
-        options = {"name": "m", "runtime": f"{model}:Model", "launch": launch}
-        pools = [ProcessPool(ModelSpec(**options, worker_port=port), lambda: None) for port in (one, other)]
+        pools = [new_pool(port, model) for port in (one, other)]
         await asyncio.gather(*(pool.start() for pool in pools))
         assert [await ask(pool, x) for x, pool in enumerate(pools)] == [pid, pid]
         assert loads(model) == {pid: 1}
         await pools[0].close()
         assert await ask(pools[1], 3) == pid
         await workers_harness.wait_until(lambda: one._idle)  # it may be loaded there again
-        again = ProcessPool(ModelSpec(**options, worker_port=one), lambda: None)
+        again = new_pool(one, model)
         await again.start()
         assert await ask(again, 4) == pid
         assert loads(model) == {pid: 1}
@@ -99,12 +108,8 @@ async def test_a_server_with_another_model_is_refused(model: Path, workers: Work
         (pid,) = workers.start(one, other)
         async with served(one, model) as pool:
             await ask(pool, 1)
-            launch = LaunchOptions(launcher="join")
-            changed = ModelSpec(
-                name=model.parent.name, runtime=f"{model}:Model", launch=launch, worker_port=other, parameters={"a": 1}
-            )
             with pytest.raises(NotReady, match="another server uses another model here, or other files or settings"):
-                await ProcessPool(changed, lambda: None).start()
+                await new_pool(other, model, a=1).start()
             assert await ask(pool, 2) == pid
             assert loads(model) == {pid: 1}
 
@@ -114,10 +119,8 @@ async def test_a_stateful_model_is_for_one_server(model: Path, workers: Workers)
     async with server() as one, server() as other:
         workers.start(one, other)
         async with served(one, model):
-            launch = LaunchOptions(launcher="join")
-            spec = ModelSpec(name=model.parent.name, runtime=f"{model}:Model", launch=launch, worker_port=other)
             with pytest.raises(NotReady, match="its model has sequences, which two servers cannot share"):
-                await ProcessPool(spec, lambda: None).start()
+                await new_pool(other, model).start()
 
 
 async def test_a_long_call_outlives_the_other_server(model: Path, workers: Workers) -> None:  # noqa: F811
