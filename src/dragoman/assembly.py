@@ -56,6 +56,7 @@ class Assembly:
         self.recent = RecentRequests(settings.recent_requests, is_partial=processes > 1)
         self.executor = MessageExecutor(BodyMemory(self.limits.max_bodies_bytes), self.limits.max_loop_delay_s)
         self.executor.observation = make_observation(settings, traces, self.recent)
+        self.executor.counters.key_calls.expect(self.access.key_names)
         self.refresher = AccessRefresher(self.access)
 
     def application(
@@ -79,6 +80,7 @@ class Assembly:
 
     def metrics(self) -> tuple[Family, ...]:
         """Return the metrics of requests and connections, and of denied requests unless every request is open."""
+        self.executor.counters.key_calls.expect(self.access.key_names)  # of a file that was changed, too
         return (*self.executor.metrics(), *self.access.families())
 
     async def close(self) -> None:
@@ -199,13 +201,14 @@ def make_observation(settings: Settings, traces: TraceSettings, recent: RecentRe
     """Return what observes requests: the access log, the recent requests and telemetry by these settings; None without
     them.
 
-    Raises InvalidInput if the access log cannot be opened or the settings of telemetry are invalid.
+    Raises InvalidInput if the access log cannot be opened or the settings are invalid.
     """
     logs: list[RequestLog] = [recent] if recent.size else []
     if settings.access_log:
         from dragoman.transports.access_log import AccessLog
 
-        logs.append(AccessLog(settings.access_log, settings.access_log_format or settings.log_format))
+        style, skip = settings.access_log_format or settings.log_format, frozenset(split_list(settings.access_log_skip))
+        logs.append(AccessLog(settings.access_log, style, skip))
     telemetry = _make_telemetry(settings)
     if telemetry is not None and telemetry.metrics is not None:
         logs.append(telemetry.metrics)

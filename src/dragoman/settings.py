@@ -547,6 +547,14 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         Literal["", "text", "json"],
         Option("format of the access log: text (name=value) or json; default: as log_format", LOGGING),
     ] = ""
+    access_log_skip: Annotated[
+        str,
+        Option(
+            "requests without a line in the access log: probes (health checks), scrapes (of metrics) and paths, "
+            "comma-separated; '': none",
+            LOGGING,
+        ),
+    ] = "probes,scrapes"
     audit_log: Annotated[
         str,
         Option(

@@ -155,6 +155,7 @@ class SettingsArguments(TypedDict, total=False):
     log_format: Literal["text", "json"]
     access_log: str
     access_log_format: Literal["", "text", "json"]
+    access_log_skip: str
     audit_log: str
     audit_log_required: bool
     recent_requests: int

@@ -1,6 +1,7 @@
 """Attributes that spans and metrics share, by OpenTelemetry's semantic conventions 1.45 and those for GenAI 0.1."""
 
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from dragoman.system.call_times import TokenUsage
 from dragoman.transports.observation import RequestRecord
@@ -28,6 +29,15 @@ def is_server_status(status: int | str, *, is_grpc: bool) -> bool:
 def known_method(record: RequestRecord) -> str:
     """Return the method of an HTTP request, `_OTHER` for one that is not registered: clients may send any."""
     return record.method if record.method in _METHODS else "_OTHER"
+
+
+def split_host(host: str) -> tuple[str, int | str]:
+    """Return the name and the port of a `Host`, which a client may make up; "" for what is missing or invalid."""
+    try:
+        found = urlsplit(f"//{host}")
+        return found.hostname or "", found.port or ""
+    except ValueError:
+        return "", ""
 
 
 def operation_of(tokens: TokenUsage) -> str:

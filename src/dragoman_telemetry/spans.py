@@ -11,7 +11,13 @@ from dragoman.system.call_times import CallTimes
 from dragoman.system.request_context import request_id
 from dragoman.system.trace_context import Trace, new_span_id
 from dragoman.transports.observation import RequestRecord
-from dragoman_telemetry.attributes import gen_ai_attributes, is_server_error, known_method, operation_of
+from dragoman_telemetry.attributes import (
+    gen_ai_attributes,
+    is_server_error,
+    known_method,
+    operation_of,
+    split_host,
+)
 from dragoman_telemetry.sending import SCOPE
 
 _MAX_PATH: Final = 1024
@@ -138,8 +144,16 @@ def _name(record: RequestRecord) -> str:
 
 
 def _attributes(record: RequestRecord, scheme: str, is_error: bool) -> Attributes:
-    """Return the attributes of a request's span: no headers, no query and no content."""
+    """Return the attributes of a request's span: no query, no content, and no headers but `User-Agent` and `Host`."""
+    server_address, server_port = split_host(record.host)
     found: Attributes = {
+        "client.address": record.client,
+        "server.address": server_address,
+        "server.port": server_port,
+        "user_agent.original": record.user_agent,
+        "network.protocol.name": "http" if record.http_version else "",
+        "network.protocol.version": record.http_version,
+        "dragoman.key": record.key,
         "dragoman.request.id": request_id(record.context),
         "dragoman.protocol": record.protocol,
         "dragoman.model.name": record.model,

@@ -1,5 +1,6 @@
 """What the engine gets of the requests of one caller, and what the caller gets back."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,7 @@ class RecordingEngine:
         return self._later() if self._waits else Response(self.answer)
 
     async def _later(self) -> Response[Any]:
+        await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
         return Response(self.answer)
@@ -168,7 +170,7 @@ async def test_lists_have_the_models_of_the_key_only(call: Any, waits: bool) -> 
 async def test_a_call_counts_until_it_ends(waits: bool) -> None:
     engine = RecordingEngine(waits=waits)
     ours, refusals = caller_engine(engine, grant(None, max_concurrent=1))
-    for call in (INFER, ConcurrentCalls(())):
+    for call in (INFER, ConcurrentCalls((Request(INFER, "a"),))):
         first = ours.begin(Request(call, "a"))
         if waits:
             with pytest.raises(RateLimited):

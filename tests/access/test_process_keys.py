@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from access.access_models import BODY, Doubler, KeyFile, Tripler, bearer
+from access.test_key_calls import key_calls
 from dragoman import Model
 from dragoman.core.calls import Generate
 from dragoman.core.text import Generation, Text
@@ -71,6 +72,10 @@ async def test_limits_count_the_calls_of_all_processes(keys: KeyFile) -> None:
 
         statuses = [await background_status(server, single) for _ in range(6)]
         assert sorted(statuses) == [200] + [429] * 5
+        assert await key_calls(server, keys.keys["user"]) == {
+            ("slow", "ok"): 1, ("slow", "RateLimited"): 11, ("few", "ok"): 2, ("few", "RateLimited"): 6,
+            ("single", "ok"): 1, ("single", "RateLimited"): 5,
+        }  # fmt: skip
 
 
 async def background_status(server: RestServer, key: Mapping[str, str]) -> int:

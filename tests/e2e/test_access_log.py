@@ -5,6 +5,7 @@ import http.client
 import json
 import resource
 import shlex
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +15,11 @@ import grpc
 import pytest
 
 import dragoman
+from access.access_models import KeyFile, bearer
 from dragoman.core.errors import InvalidInput
 from dragoman.formats import grpc_messages as m
 from e2e.server_process import ServerProcess, running_server, wait_until
+from text_server import ReverseModel
 
 MODEL = """
 import time
@@ -43,7 +46,8 @@ class Quick(dragoman.Model):
 """
 X = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}]}
 NAMES = (
-    "time request_id protocol method path model version status received_bytes sent_bytes queue_ms compute_ms total_ms"
+    "time request_id protocol method path model version status client key user_agent http_version received_bytes "
+    "sent_bytes queue_ms compute_ms total_ms"
 )
 
 
@@ -100,6 +104,70 @@ def test_each_request_over_http_has_a_line(tmp_path: Path, style: str) -> None:
     assert (str(unknown_model["status"]), unknown_model["model"]) == ("404", "none")
     assert str(unknown_path["status"]) == "404"
     assert str(method["status"]) == "405"
+
+
+AGENT = 'curl/8 "status"=200 \xe9\x85 key="admin"' + 300 * "x"
+
+
+def test_who_has_sent_a_request(tmp_path: Path) -> None:
+    """Headers of proxies are not believed, and what clients write stays within its quotation marks."""
+    keys = KeyFile(tmp_path / "keys.toml")
+    secret, few = keys.add("ann"), keys.add("few", calls_per_s=0.001)
+    message = m.ModelInferRequest(model_name="Quick")
+    message.inputs.add(name="x", datatype="FP64", shape=[1]).contents.fp64_contents.append(1.0)
+    data, method = message.SerializeToString(), "/inference.GRPCInferenceService/ModelInfer"
+    sent = {**bearer(secret), "user-agent": AGENT, "x-forwarded-for": "203.0.113.9", "forwarded": "for=203.0.113.9"}
+    with serve(tmp_path, "--access-log-format", "text", "--api-keys", str(keys.path)) as server:
+        assert server.request("POST", "/v2/models/Quick/infer", X, sent)[0] == 200
+        for key in (few, few, "wrong" * 8):
+            server.request("POST", "/v2/models/Quick/infer", X, dict(bearer(key)))
+        with socket.create_connection(("127.0.0.1", server.http_port)) as old:
+            old.sendall(f"GET /v2/models/Quick HTTP/1.0\r\nx-api-key: {secret}\r\n\r\n".encode())
+            assert old.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        with grpc.insecure_channel(server.grpc_url) as channel:
+            channel.unary_unary(method)(data, metadata=(("x-api-key", secret),))
+        first, *others, old_line, call = lines(tmp_path / "access.log", 6, as_text)
+    assert (first["client"], first["key"], first["http_version"]) == ("127.0.0.1", "ann", "1.1")
+    assert first["user_agent"] == AGENT[:256].replace("\xe9", "\\u00e9").replace("\x85", "\\u0085")
+    assert secret not in (tmp_path / "access.log").read_text()
+    assert [(line["status"], line["key"]) for line in others] == [("200", "few"), ("429", "few"), ("401", "")]
+    assert {line["client"] for line in others} == {"127.0.0.1"}
+    assert (old_line["http_version"], old_line["key"]) == ("1.0", "ann")
+    assert (call["client"], call["key"], call["http_version"]) == ("127.0.0.1", "ann", "2")
+    assert call["user_agent"].startswith("grpc-python/")
+
+
+def test_probes_and_scrapes_have_lines_only_if_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "access.log"
+    asked = ("/v2/health/ready", "/metrics", "/v2", "/v2/models/Quick")
+    for skip, expected in (
+        ((), ["/v2", "/v2/models/Quick"]),
+        (("--access-log-skip", ""), [*asked]),
+        (("--access-log-skip", "scrapes,/v2"), ["/v2/health/ready", "/v2/models/Quick"]),
+    ):
+        with serve(tmp_path, "--access-log-format", "json", *skip) as server:
+            for path in asked:
+                assert server.request("GET", path)[0] == 200
+            with grpc.insecure_channel(server.grpc_url) as channel:
+                channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+        found = dict.fromkeys(as_json(line)["path"] for line in file.read_text().splitlines())
+        assert [path for path in found if path in asked] == expected
+        assert ("/grpc.health.v1.Health/Check" in found) is (skip != ())
+        file.unlink()
+
+
+def test_a_rejected_scrape_has_a_line(tmp_path: Path) -> None:
+    """It is none, but someone without a key."""
+    keys = KeyFile(tmp_path / "keys.toml")
+    keys.add("ann")
+    with serve(tmp_path, "--access-log-format", "json", "--api-keys", str(keys.path)) as server:
+        assert server.request("GET", "/metrics")[0] == 401
+        assert lines(tmp_path / "access.log", 1)[0]["status"] == 401
+
+
+def test_what_cannot_be_skipped_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"'access_log_skip': expected .*, got 'healthz'"):
+        dragoman.Server(ReverseModel, access_log=str(tmp_path / "a.log"), access_log_skip="probes, healthz").start()
 
 
 def test_its_format_is_that_of_the_log_unless_it_has_one(tmp_path: Path) -> None:
@@ -219,7 +287,7 @@ def test_a_log_that_cannot_be_opened_anew_touches_no_connection(tmp_path: Path) 
     (tmp_path / "authored.py").write_text(MODEL)
     folder, moved = tmp_path / "logs", tmp_path / "moved"
     folder.mkdir()
-    options = (f"{tmp_path / 'authored.py'}:Quick", "--access-log", str(folder / "access.log"))
+    options = (f"{tmp_path / 'authored.py'}:Quick", "--access-log", str(folder / "access.log"), "--access-log-skip=")
     with running_server(*options, "--access-log-format", "json", command=("-c", FULL_OUTPUT, "serve")) as server:
         server.infer("Quick", [1.0])
         lines(folder / "access.log", 1)

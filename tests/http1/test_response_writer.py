@@ -26,7 +26,7 @@ async def test_a_client_that_reads_before_the_wait_begins_is_not_waited_for() ->
     transport: Any = _Transport()
     loop = asyncio.get_running_loop()
     writer = Http1ResponseWriter(ResponseHeaderWriter(), StreamFlushes(), TransportCounters(), loop)
-    writer.open(transport)
+    writer.open(transport, "")
     await writer.start(200, ())
     assert writer.write(b"a") is None
     writer.pause()

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import structs
 
 from dragoman.access.grants import EVERYTHING, Grant, Permit
+from dragoman.access.key_calls import OutcomeCounts, calls_of
 from dragoman.access.refusals import Refusals
 from dragoman.core.callers import ANYONE, Priority
 from dragoman.core.calls import (
@@ -41,6 +42,8 @@ from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, Rea
 from dragoman.core.scoring import Score
 from dragoman.core.usage import RateLimits, ReadUsage, TokenBudget, UsageMeter
 from dragoman.engine.call_handler import CallHandler
+from dragoman.engine.counters import OK
+from dragoman.system.coroutines import begin
 
 A = TypeVar("A")
 
@@ -92,14 +95,23 @@ class LimitedCall(msgspec.Struct, ServerCall[Any], frozen=True):
 class CallerEngine:
     """A `CallHandler` for the calls of one caller. Raises Forbidden and RateLimited, besides the engine's errors.
 
-    If the engine is in another process, the limits are counted there. `refusals` logs calls that are refused.
+    If the engine is in another process, the limits are counted there. `refusals` logs calls that are refused. `counts`:
+    of the calls that have ended; None if the process of the client counts them.
     """
 
     is_remote = False
 
-    def __init__(self, engine: CallHandler, grant: Grant, address: str = "", refusals: Refusals | None = None) -> None:
+    def __init__(
+        self,
+        engine: CallHandler,
+        grant: Grant,
+        address: str = "",
+        refusals: Refusals | None = None,
+        counts: OutcomeCounts | None = None,
+    ) -> None:
         self._engine = engine
         self._refusals = refusals
+        self._counts = counts
         self.grant = grant
         self.caller = grant.caller(address)
         self._limiter = None if engine.is_remote else grant.limiter
@@ -117,23 +129,26 @@ class CallerEngine:
 
     def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
         call: Any = request.call
+        number = 1 if isinstance(call, ModelCall) else calls_of(call)
         permit = name_of = None
         try:
-            if self._is_limited and isinstance(call, (ModelCall, ConcurrentCalls)):
+            if number and self._is_limited:
                 permit = self._acquire()
             response = self._engine.begin(self._restrict(request))
-        except _REFUSED as error:
-            self._log(request, error)
+        except BaseException as error:
+            self._end(request, number, error)
             raise
         if self.grant.models is not None:
             name_of = _LISTS.get(type(call))
         if isinstance(response, Response):
             if permit is not None:
                 permit.release()
+            if number and self._counts is not None:
+                self._counts[OK] += number
             return self._complete(request, response, name_of) if self._is_limited or name_of else response
-        if not self._is_limited and isinstance(call, ModelCall):
+        if number and not self._is_limited and self._counts is None:
             return response
-        return self._finish(request, response, permit, name_of)
+        return begin(self._finish(request, response, permit, name_of, number))
 
     async def call(self, request: Request[A]) -> Response[A]:
         response = self.begin(request)
@@ -144,27 +159,35 @@ class CallerEngine:
 
     async def _stream(self, request: Request[A], take: Take[Response[A]]) -> None:
         permit = None
+        failure: BaseException | None = None
+        is_first = self._is_limited
+
+        def take_chunk(response: Response[A]) -> Awaitable[None] | None:
+            nonlocal is_first, failure
+            if isinstance(response.answer, DragomanError):  # after which the stream goes on
+                failure = response.answer
+            if is_first:
+                is_first = False
+                response = self._with_limits(request, response)
+            return take(response)
+
         try:
             permit = self._acquire()
-            is_first = self._is_limited
-
-            def take_first(response: Response[A]) -> Awaitable[None] | None:
-                nonlocal is_first
-                if is_first:
-                    is_first = False
-                    response = self._with_limits(request, response)
-                return take(response)
-
-            await self._engine.stream(self._restrict(request)).send_to(take_first if is_first else take)
-        except _REFUSED as error:
-            self._log(request, error)
+            await self._engine.stream(self._restrict(request)).send_to(take_chunk)
+        except BaseException as error:
+            failure = error
             raise
         finally:
+            self._end(request, 1, failure)
+            failure = None  # it refers to this frame
             if permit is not None:
                 permit.release()
 
-    def _log(self, request: Request[Any], error: DragomanError) -> None:
-        if self._refusals is not None:
+    def _end(self, request: Request[Any], number: int, error: BaseException | None) -> None:
+        """Count calls that have ended, and log them if they were refused."""
+        if number and self._counts is not None:
+            self._counts.add(number, error)
+        if self._refusals is not None and isinstance(error, _REFUSED):
             where = f"{type(request.call).__name__} {request.model}".rstrip()
             self._refusals.add(error, where, self.caller.name, self.caller.address)
 
@@ -179,13 +202,17 @@ class CallerEngine:
         response: Awaitable[Response[A]],
         permit: Permit | None,
         name_of: Callable[[Any], str] | None,
+        number: int,
     ) -> Response[A]:
+        error: BaseException | None = None
         try:
             return self._complete(request, await response, name_of)
-        except _REFUSED as error:
-            self._log(request, error)
+        except BaseException as raised:
+            error = raised
             raise
         finally:
+            self._end(request, number, error)
+            del error  # which refers to this frame
             if permit is not None:
                 permit.release()
 

@@ -115,6 +115,11 @@ class AccessControl:
         if self.tokens is not None:
             self.tokens.reload()
 
+    @property
+    def key_names(self) -> list[str]:
+        """Names of the keys that may call models, in the order of the file; none if that needs no key."""
+        return [grant.name for grant in self._grants.values() if "infer" in grant.roles and self.needs_credentials]
+
     def is_guarded(self, role: Role) -> bool:
         """Return whether requests that need the role need a credential."""
         return role not in self.open_roles

@@ -193,7 +193,8 @@ class ServerProcesses(ServerTransports):
 
     def metrics(self) -> tuple[Family, ...]:
         """Return the metrics of the server processes; those of requests and connections as of the last scrape."""
-        return process_metrics(self._services)
+        background = () if self._application is None else self._application.counters.key_calls.families()
+        return (*process_metrics(self._services), *background)
 
     def _report_readiness(self) -> None:
         ready = self._engine.ready() and self._is_complete()

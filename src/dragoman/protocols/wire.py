@@ -67,7 +67,7 @@ class EngineCall(msgspec.Struct, Generic[A, Out], frozen=True):
 class HttpRequest(msgspec.Struct, frozen=True):
     """A complete request. `params` are the path parameters, percent-decoded; header names are lower case; `body` is
     decompressed; `query` is the part after the question mark, still percent-encoded; `context` has the request id;
-    `caller` has sent it."""
+    `caller` has sent it, from the address `client`, "" if that is not known; `version` is that of HTTP."""
 
     method: str
     path: str
@@ -77,6 +77,8 @@ class HttpRequest(msgspec.Struct, frozen=True):
     query: str = ""
     context: Context = ()
     caller: Caller = ANYONE
+    client: str = ""
+    version: str = "1.1"
 
     @property
     def request_id(self) -> str:

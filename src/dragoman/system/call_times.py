@@ -36,7 +36,7 @@ class TokenUsage(msgspec.Struct, frozen=True):
     first_token_s: float | None = None
 
 
-class CallTimes(msgspec.Struct):
+class CallTimes(msgspec.Struct, gc=False):
     """Moments of one call of a model on the monotonic clock of this process, 0 if they are unknown.
 
     Each is stamped where it happens: the engine stamps `arrived_s` and `ended_s`, the code around the model, in

@@ -6,14 +6,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family, Sample
 from dragoman.system.request_context import PREFIX, values
-from dragoman.transports.observation import RequestRecord
+from dragoman.transports.observation import PROBE, SCRAPE, RequestRecord
 
 log = logging.getLogger("dragoman.access_log")
 _STANDARD_OUTPUT: Final = "-"
@@ -30,10 +30,18 @@ class AccessLog:
     Requests never wait for it: lines that cannot be written, or for which the queue has no room, are dropped and
     counted. A file that was moved or deleted, as by logrotate, is opened again.
 
-    Raises InvalidInput if the file cannot be opened.
+    skip: kinds and paths of requests without a line; those that the transport rejects have one.
+
+    Raises InvalidInput if the file cannot be opened, or for anything else to skip.
     """
 
-    def __init__(self, path: str, style: str) -> None:
+    def __init__(self, path: str, style: str, skip: Set[str] = frozenset()) -> None:
+        unknown = next((each for each in skip if not each.startswith("/") and each not in (PROBE, SCRAPE)), None)
+        if unknown is not None:
+            expected = f"a list of {PROBE}, {SCRAPE} and paths that begin with a slash"
+            raise InvalidInput(f"setting 'access_log_skip': expected {expected}, got {unknown!r}")
+        self._skip = skip
+        self._has_skipped_paths = any(each.startswith("/") for each in skip)
         self._path = path
         self._formatter = _LineFormatter(_JSON if style == "json" else _TEXT)
         self._queue: list[RequestRecord] = []
@@ -50,10 +58,15 @@ class AccessLog:
         self._thread.start()
 
     def record(self, record: RequestRecord) -> None:
+        if (record.kind or self._has_skipped_paths) and self._skips(record):
+            return
         if len(self._queue) < _MAX_QUEUED:
             self._queue.append(record)
         else:
             self._dropped += 1
+
+    def _skips(self, record: RequestRecord) -> bool:
+        return not record.is_rejected and (record.kind in self._skip or record.path in self._skip)
 
     def families(self) -> Iterable[Family]:
         for name, line, value in (
@@ -146,7 +159,9 @@ _TEXT: Final = _Style(
     "%s=%s",
     " ",
 )
-_SUBJECT: Final = ("protocol", "method", "path", "model", "version", "status")
+_SUBJECT: Final = (
+    "protocol", "method", "path", "model", "version", "status", "client", "key", "user_agent", "http_version",
+)  # fmt: skip
 # Subjects of lines that are cached, and the longest one, so that clients cannot fill the memory with them.
 _MAX_CACHED: Final = 1024
 _MAX_CACHED_TEXT: Final = 512
@@ -163,35 +178,48 @@ class _LineFormatter:
         # The line of a request with a generated id, of which only the number differs.
         generated_id = style.field % ("request_id", f'"{PREFIX.decode()}%s"')
         self._generated = style.line % ("%s", generated_id, *["%s"] * 6)
-        self._subjects: dict[tuple[str | int, ...], str] = {}
+        self._subjects: dict[tuple[Any, ...], str] = {}
 
     def format(self, requests: list[RequestRecord], clock_s: float) -> str:
         """Return a line for each request. `clock_s` is the time of day when the monotonic clock was 0."""
         lines: list[str] = []
         add, find_subject, last, moment = lines.append, self._subjects.get, -1, ""
         for record in requests:
-            context, call = record.context, record.call
-            milliseconds = int((clock_s + record.started_s) * 1000)
+            context, call, started_s, ended_s = record.context, record.call, record.started_s, record.ended_s
+            milliseconds = int((clock_s + started_s) * 1000)
             if milliseconds != last:
                 last, moment = milliseconds, f"{_format_second(milliseconds // 1000)}.{milliseconds % 1000:03d}"
             line, ids = self._generated, str(context)
             if type(context) is not int:
                 line, ids = self._style.line, self._format(("request_id", "trace_id"), values(context)[:2])
-            subject = (record.protocol, record.method, record.path, record.model, record.version, record.status)
-            queue = int(call.queue_s * 1e6)
-            compute = int(call.compute_s * 1e6)
-            total = int((record.ended_s - record.started_s) * 1e6)
-            numbers = (
-                _TIMES[queue] if queue < _MAX_TABLE else queue / 1000,
-                _TIMES[compute] if compute < _MAX_TABLE else compute / 1000,
-                _TIMES[total] if total < _MAX_TABLE else total / 1000,
+            subject = (
+                record.path, record.client, record.user_agent, call.served_by, record.status, record.protocol,
+                record.method, record.key, record.named_model, record.named_version, record.http_version,
+            )  # fmt: skip
+            # The properties `queue_s` and `compute_s` of what was computed within the call: without calling a function.
+            queue, computed_s = 0, call.computed_s
+            if not call.started_s <= computed_s <= call.ended_s or call.started_s != call.arrived_s:
+                queue, compute = int(call.queue_s * 1e6), int(call.compute_s * 1e6)
+            else:
+                compute = int((computed_s - call.started_s) * 1e6)
+            total = int((ended_s - started_s) * 1e6)
+            add(
+                line
+                % (
+                    moment,
+                    ids,
+                    find_subject(subject) or self._format_subject(subject, record),
+                    record.received,
+                    record.sent,
+                    _TIMES[queue] if queue < _MAX_TABLE else queue / 1000,
+                    _TIMES[compute] if compute < _MAX_TABLE else compute / 1000,
+                    _TIMES[total] if total < _MAX_TABLE else total / 1000,
+                )
             )
-            about = find_subject(subject) or self._format_subject(subject)
-            add(line % (moment, ids, about, record.received, record.sent, *numbers))
         return "".join(lines)
 
-    def _format_subject(self, subject: tuple[str | int, ...]) -> str:
-        text = self._format(_SUBJECT, subject)
+    def _format_subject(self, subject: tuple[Any, ...], record: RequestRecord) -> str:
+        text = self._format(_SUBJECT, tuple(getattr(record, name) for name in _SUBJECT))
         if len(text) <= _MAX_CACHED_TEXT:
             if len(self._subjects) >= _MAX_CACHED:
                 self._subjects.clear()

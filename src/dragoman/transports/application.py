@@ -86,6 +86,8 @@ class RequestSummary(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = MappingProxyType({})
     protocol: HttpProtocol | None = None
     context: Context = ()
+    client: str = ""
+    version: str = "1.1"
 
 
 class Authorization(msgspec.Struct, frozen=True):
@@ -136,6 +138,11 @@ class Application:
         self._observation: Observation | None = self.executor.observation
         self._running = running_in_thread()
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether requests are logged, traced or counted by telemetry."""
+        return self._observation is not None
+
     def match(self, method: str, raw_path: str, headers: Mapping[str, str]) -> Match:
         """Return the endpoint of a path, still percent-encoded. Raises HttpError 404 or 405."""
         root = self.limits.root_path
@@ -174,7 +181,8 @@ class Application:
         view = object.__new__(type(self))  # in a third of the time of `copy.copy`
         vars(view).update(vars(self))
         refusals = None if self.access is None else self.access.refusals
-        engine = view.engine = CallerEngine(self.engine, grant, address, refusals)
+        counts = self.counters.key_calls.of(grant.name)
+        engine = view.engine = CallerEngine(self.engine, grant, address, refusals, counts)
         view.caller, view._models = engine.caller, grant.models
         return view
 
@@ -190,7 +198,10 @@ class Application:
             response = with_headers(response, self.limits.cors.response_headers(headers))
         if self._observation is not None:
             label = "none" if request.protocol is None else request.protocol.label
-            record = self._observation.begin(request.context, label, request.method, request.path, headers)
+            record = self._observation.begin(
+                request.context, label, request.method, request.path, headers,
+                client=request.client, http_version=request.version,
+            )  # fmt: skip
             if record is not None:
                 record.is_rejected = True
                 self._observation.end(record, response.status, sum(map(len, response.body)))
@@ -222,7 +233,8 @@ class Application:
         running.context = record.context
         response = self._begin(match, request, writer, record)
         if type(response) is HttpResponse:
-            observation.end(record, response.status, sum(map(len, response.body)))
+            body = response.body
+            observation.end(record, response.status, len(body[0]) if len(body) == 1 else sum(map(len, body)))
         return response
 
     def _observe(self, match: Match, request: HttpRequest) -> RequestRecord | None:
@@ -230,7 +242,7 @@ class Application:
         assert self._observation is not None
         return self._observation.begin(
             request.context, match.protocol.label, request.method, request.path, request.headers, match.route,
-            len(request.body), is_health=match.health,
+            len(request.body), request.client, request.caller.name, request.version, is_health=match.health,
         )  # fmt: skip
 
     def _begin(

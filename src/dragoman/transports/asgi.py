@@ -172,13 +172,13 @@ async def respond(application: Application, scope: Scope, receive: Receive, send
 
 async def _respond(application: Application, scope: Scope, writer: AsgiRequest, body: GrowingBody) -> None:
     match: Match | None = None
+    client = partial(_client_host, scope)
     try:
         path = relative_path(scope)
         match = application.match(scope["method"], path, writer.headers)
         writer.statuses = match.statuses
         if match.is_sheddable and application.executor.loop_delay.rejects():
             raise LOOP_LATE
-        client = partial(_client_host, scope)
         application = application.authorize(match, scope["method"], writer.headers, client).application
         if match.endpoint is not None:
             await writer.read(body)
@@ -193,6 +193,8 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
             query,
             writer.context,
             application.caller,
+            client(),
+            scope.get("http_version", "1.1"),
         )
         response: Any = None
         if at_once:
@@ -204,7 +206,8 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
             await _until_disconnect(response or application.answer(match, request, writer), writer)
     except (DragomanError, HttpError) as error:
         protocol, path = match.protocol if match else None, unquote(relative_path(scope))
-        summary = RequestSummary(scope["method"], path, writer.headers, protocol, writer.context)
+        version = scope.get("http_version", "1.1")
+        summary = RequestSummary(scope["method"], path, writer.headers, protocol, writer.context, client(), version)
         await writer.send(application.reject(error, summary))
 
 

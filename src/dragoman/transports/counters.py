@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from dragoman.access.key_calls import KeyCalls
 from dragoman.core.calls import Response
 from dragoman.core.metrics import SECONDS, Family, Histogram, Sample
 from dragoman.protocols.wire import EngineCall
@@ -30,9 +31,11 @@ class TransportCounters:
     accepted: connections.
     rejected: requests and connections beyond a limit, by reason.
     unmatched: responses to requests that no protocol has an endpoint for, by status.
+    key_calls: calls of models by key.
     """
 
     def __init__(self) -> None:
+        self.key_calls = KeyCalls()
         self.received = self.sent = self.accepted = 0
         self.rejected: Counter[str] = Counter(dict.fromkeys(_REASONS, 0))
         self.open_connections: list[Callable[[], int]] = []
@@ -113,6 +116,7 @@ class TransportCounters:
         yield _single("dragoman_connections_total", "counter", "Accepted connections.", self.accepted)
         is_open = sum(count() for count in self.open_connections)
         yield _single("dragoman_open_connections", "gauge", "Open connections.", is_open)
+        yield from self.key_calls.families()
 
 
 def _single(name: str, kind: Any, help_text: str, value: float, labels: Mapping[str, str] | None = None) -> Family:

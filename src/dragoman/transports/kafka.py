@@ -292,7 +292,7 @@ def _to_http(message: Any) -> tuple[str, HttpRequest]:
     path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     key, body = _with_id((message.key() or b"").decode(errors="replace"), message.value() or b"")
     context = new_context(client_request_id(headers))
-    return key, HttpRequest("POST", f"{path}/infer", {}, dict([JSON_TYPE]) | headers, body, context=context)
+    return key, HttpRequest("POST", f"{path}/infer", {}, dict([JSON_TYPE]) | headers, body, context=context, version="")
 
 
 def _with_id(key: str, body: bytes) -> tuple[str, bytes]:

@@ -21,13 +21,23 @@ from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.response_writer import ForwardingWriter, ResponseWriter
 
 _MAX_NAME = 256  # characters; a body may name a model with a text of many MB, and records are kept
+_NO_CALL = CallTimes()  # of requests that make none
+# Kinds of requests that machines repeat.
+PROBE, SCRAPE = "probes", "scrapes"
+_METRICS = "metrics"  # the protocol
 
 
-class RequestRecord(msgspec.Struct):
+class RequestRecord(msgspec.Struct, gc=False):
     """A request and its response. Moments are on the monotonic clock, 0 if unknown; sizes are those of bodies.
 
     protocol: name of the protocol, "none" if no endpoint has seen the request.
     route: pattern of the path.
+    client: address of the client, or of the proxy in front of the server; "" if it is not known.
+    key: name of the key, or subject of the token, by which the request was authorized.
+    user_agent: what the client says that it is.
+    http_version: 1.0, 1.1 or 2; "" for other protocols.
+    host: host and port by which the client has named this server; only of a traced request.
+    kind: PROBE, SCRAPE or "".
     model, version: of the call, or as the client has named them if it was rejected.
     call: the times of the last call of the engine.
     status: that of HTTP or the name of gRPC's; 0 if the client has disconnected before the response.
@@ -39,13 +49,19 @@ class RequestRecord(msgspec.Struct):
     protocol: str
     method: str
     path: str
-    route: str = ""
-    received: int = 0
+    route: str
+    received: int
+    client: str
+    key: str
+    user_agent: str
+    http_version: str
+    call: CallTimes
     trace: Trace | None = None
+    host: str = ""
+    kind: str = ""
     is_grpc: bool = False
     named_model: str = ""
     named_version: str = ""
-    call: CallTimes = msgspec.field(default_factory=CallTimes)
     status: int | str = 0
     sent: int = 0
     ended_s: float = 0.0
@@ -134,12 +150,17 @@ class Observation:
         headers: Mapping[str, str],
         route: str = "",
         received: int = 0,
+        client: str = "",
+        key: str = "",
+        http_version: str = "",
         *,
+        host: str = "",
         is_health: bool = False,
     ) -> RequestRecord | None:
-        """Return the record of a request, None if it is not observed. Its context has the ids of its trace."""
-        if self.ignores(headers):
-            return None
+        """Return the record of a request, None if it is not observed. Its context has the ids of its trace.
+
+        host: by which the client has named the server; by default as its header `host` says.
+        """
         sampler, trace = self._sampler, None
         if sampler is not None:
             sampler.countdown -= 1
@@ -147,9 +168,16 @@ class Observation:
                 trace = sampler.trace(headers, is_health or protocol == OWN_PAGES)
             if trace is not None:
                 context = (request_id(context), trace.trace_id, trace.span_id, trace.flags, trace.state)
-            elif self._request_log is None:
+                host = (host or headers.get("host", ""))[:_MAX_NAME]
+        if trace is None:
+            if self._request_log is None:
                 return None
-        return RequestRecord(monotonic(), context, protocol, method, path, route, received, trace)
+            host = ""
+        agent = headers.get("user-agent", "")
+        return RequestRecord(
+            monotonic(), context, protocol, method, path, route, received, client, key, agent[:_MAX_NAME], http_version,
+            _NO_CALL, trace, host, PROBE if is_health else SCRAPE if protocol == _METRICS else "",
+        )  # fmt: skip
 
     def end(self, record: RequestRecord, status: int | str, sent: int) -> None:
         """Pass on the record of a request whose response has ended."""

@@ -188,7 +188,8 @@ def by_name(spans: list[Span]) -> dict[str, Span]:
 
 def test_spans_of_a_request_over_http(server: ServerProcess, receiver: OtlpReceiver) -> None:
     trace_id, before_ns = new_trace_id(), time.time_ns()
-    assert infer(server, "Inline", trace_id, tracestate="vendor=a", **{"x-request-id": "mine"})[0] == 200
+    sent = {"x-request-id": "mine", "user-agent": "tests/1.0 " + 300 * "x", "x-forwarded-for": "203.0.113.9"}
+    assert infer(server, "Inline", trace_id, tracestate="vendor=a", **sent)[0] == 200
     spans = receiver.trace(trace_id, 4)
     assert tree(spans) == ["POST /v2/models/{model}/infer", ["parse", "compute", "format"]]
     request, *children = spans
@@ -205,6 +206,12 @@ def test_spans_of_a_request_over_http(server: ServerProcess, receiver: OtlpRecei
         "http.response.status_code": 200,
         "url.path": "/v2/models/Inline/infer",
         "url.scheme": "http",
+        "client.address": "127.0.0.1",
+        "server.address": "127.0.0.1",
+        "server.port": server.http_port,
+        "user_agent.original": sent["user-agent"][:256],
+        "network.protocol.name": "http",
+        "network.protocol.version": "1.1",
         "dragoman.request.id": "mine",
         "dragoman.protocol": "oip_rest",
         "dragoman.model.name": "Inline",
@@ -261,6 +268,9 @@ def test_spans_of_grpc_calls(server: ServerProcess, receiver: OtlpReceiver) -> N
     assert (attributes["rpc.system"], attributes["rpc.method"]) == ("grpc", f"{service}ModelInfer")
     assert (attributes["rpc.response.status_code"], attributes["dragoman.model.name"]) == ("OK", "Inline")
     assert attributes["dragoman.request.size"] == len(data)
+    assert (attributes["client.address"], attributes["network.protocol.version"]) == ("127.0.0.1", "2")
+    assert (attributes["server.address"], attributes["server.port"]) == ("127.0.0.1", server.grpc_port)
+    assert attributes["user_agent.original"].startswith("grpc-python/")
     assert receiver.trace(invalid, 2)[0].attributes["rpc.response.status_code"] == "INVALID_ARGUMENT"
     names = [span.name for span in receiver.trace(stream, 4)]
     assert names == [f"{service}ModelStreamInfer", "parse", "queue", "compute"]
@@ -365,6 +375,16 @@ def test_a_later_version_of_the_header_is_understood(server: ServerProcess, rece
     headers = {"traceparent": f"cc-{trace_id}-{CLIENT_SPAN}-f9-what-the-future-brings", "tracestate": "invalid"}
     assert server.request("POST", "/v2/models/Inline/infer", X, headers)[0] == 200
     assert {(span.parent_id, span.state) for span in receiver.trace(trace_id, 4)} >= {(CLIENT_SPAN, "")}
+
+
+@pytest.mark.parametrize("host", ["example:99999", "a.example:81"])
+def test_the_name_of_the_server_is_that_which_the_client_used(
+    server: ServerProcess, receiver: OtlpReceiver, host: str
+) -> None:
+    trace_id = new_trace_id()
+    infer(server, "Inline", trace_id, host=host)
+    found = {name: value for name, value in receiver.trace(trace_id, 1)[0].attributes.items() if "server." in name}
+    assert found == ({"server.address": "a.example", "server.port": 81} if host == "a.example:81" else {})
 
 
 def test_no_secret_is_exported(server: ServerProcess, receiver: OtlpReceiver) -> None:

@@ -126,10 +126,10 @@ class GrpcCalls:
                 error = _LOOP_LATE
         error = error or self._admit(stream.connection, health=call_headers.health)
         if error is not None:
-            return self._reject(stream, call_headers, error)
+            return self._reject(stream, call_headers, error, headers)
         context, record, timeout_s = new_context(call_headers.request_id), None, call_headers.timeout_s
         if self._observation is not None:
-            record = self._observe(self._observation, call_headers, context)
+            record = self._observe(self._observation, call_headers, context, headers, stream.connection)
             context = context if record is None else record.context
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         call_class = UnaryCall if isinstance(call_headers.handler, UnaryHandler) else StreamCall
@@ -141,10 +141,20 @@ class GrpcCalls:
             call.receive(b"", 0, 0, True)
         return call
 
-    def _observe(self, observation: Observation, headers: CallHeaders, context: Context) -> RequestRecord | None:
+    def _observe(
+        self,
+        observation: Observation,
+        headers: CallHeaders,
+        context: Context,
+        fields: Http2Headers,
+        connection: StreamConnection,
+    ) -> RequestRecord | None:
+        if observation.ignores(headers.metadata):
+            return None
         record = observation.begin(
-            context, headers.protocol, "POST", headers.path, headers.metadata, is_health=headers.health
-        )
+            context, headers.protocol, "POST", headers.path, headers.metadata, client=connection.host,
+            key=headers.caller.name, http_version="2", host=fields.authority, is_health=headers.health,
+        )  # fmt: skip
         if record is not None:
             record.is_grpc = True
         return record
@@ -179,16 +189,19 @@ class GrpcCalls:
             raise status_error(self._protocols[0], error) from error
         if grant.is_anonymous and call.handler.role != "admin":
             return call, grant.expires_s
-        engine, handler = CallerEngine(self._engine, grant, connection.host, access.refusals), call.handler
+        counts, handler = self.executor.counters.key_calls.of(grant.name), call.handler
+        engine = CallerEngine(self._engine, grant, connection.host, access.refusals, counts)
         if handler.with_engine is not None:
             handler = handler.with_engine(engine)
         return replace(call, handler=handler, caller=engine.caller), grant.expires_s
 
-    def _reject(self, stream: Http2Stream, headers: CallHeaders, error: GrpcError) -> Http2Handler:
+    def _reject(
+        self, stream: Http2Stream, headers: CallHeaders, error: GrpcError, fields: Http2Headers
+    ) -> Http2Handler:
         headers.statuses[error.status] += 1
         context = new_context(headers.request_id)
         if self._observation is not None:
-            record = self._observe(self._observation, headers, context)
+            record = self._observe(self._observation, headers, context, fields, stream.connection)
             if record is not None:
                 record.is_rejected = True
                 self._observation.end(record, error.status, 0)

@@ -41,7 +41,7 @@ from dragoman.core.sizes import INLINE
 from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import new_context, new_number, variables_of
-from dragoman.transports.clients import TOO_MANY_CONNECTIONS
+from dragoman.transports.clients import TOO_MANY_CONNECTIONS, client_host
 from dragoman.transports.executor import LoopBudget, ReadLimiter, is_large
 from dragoman.transports.http1.admission import RequestAdmission
 from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
@@ -119,7 +119,7 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._admission.transport = transport
-        self._writer.open(transport)
+        self._writer.open(transport, client_host(transport) if self._context.application.is_observed else "")
         if self._stage is CLOSING:  # the server stopped before the connection was made
             transport.close()
             return
@@ -240,7 +240,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             match: Any = head.match
             writer.context = running.context = new_number()
             if admission.is_needed and (error := admission.check(head)) is not None:
-                response: Any = context.application.reject(error, head.summary(writer.context))
+                response: Any = context.application.reject(error, head.summary(writer.context, writer.client))
             else:
                 body = data[head.size :]
                 application = admission.application if admission.is_needed else context.application
@@ -253,6 +253,7 @@ class Http1Connection(asyncio.BufferedProtocol):
                     head.query,
                     writer.context,
                     application.caller,
+                    writer.client,
                 )
                 response = copy_context().run(application.begin, match, request, writer)
             if type(response) is HttpResponse:
@@ -321,7 +322,8 @@ class Http1Connection(asyncio.BufferedProtocol):
     def _reject(self, rejected: RejectedRequest) -> None:
         head = rejected.head
         self._identify(head)
-        response = self._context.application.reject(rejected.error, (head or NO_HEADERS).summary(self._writer.context))
+        summary = (head or NO_HEADERS).summary(self._writer.context, self._writer.client)
+        response = self._context.application.reject(rejected.error, summary)
         self._writer.begin(head)
         self._writer.write_whole(response, sum(map(len, response.body)), close=rejected.fatal)
         self._end_response(unread=rejected.fatal)
@@ -342,8 +344,9 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._writer.begin(head)
         context, caller = self._writer.context, self._admission.application.caller
         request = HttpRequest(
-            head.method, head.path, match.params, head.headers, event.body, head.query, context, caller
-        )
+            head.method, head.path, match.params, head.headers, event.body, head.query, context, caller,
+            self._writer.client, head.version,
+        )  # fmt: skip
         if self._body_size > INLINE:
             if not self._budget.run(partial(self._respond_in_turn, head, request)):
                 self._stage = QUEUED

@@ -52,10 +52,15 @@ class Http1Headers(msgspec.Struct, frozen=True):
     size: int = 0
     whole: int = -1
 
-    def summary(self, context: Context) -> RequestSummary:
-        """Return these headers for a request that is rejected."""
+    @property
+    def version(self) -> str:
+        """The version of HTTP."""
+        return "1.0" if self.http10 else "1.1"
+
+    def summary(self, context: Context, client: str) -> RequestSummary:
+        """Return these headers for a request of a client's address that is rejected."""
         protocol = None if self.match is None else self.match.protocol
-        return RequestSummary(self.method, self.path, self.headers, protocol, context)
+        return RequestSummary(self.method, self.path, self.headers, protocol, context, client, self.version)
 
 
 NO_HEADERS = Http1Headers("", "", "", {}, 0, False, False, False, None, None)

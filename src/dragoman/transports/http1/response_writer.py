@@ -69,6 +69,7 @@ class Http1ResponseWriter:
     `is_paused`: the transport accepts no more.
     `is_disconnected`: the client has disconnected, or the connection was aborted.
     `context`: of the current request.
+    `client`: address of the client if requests are observed.
     """
 
     __slots__ = (
@@ -84,6 +85,7 @@ class Http1ResponseWriter:
         "_read_s",
         "_transport",
         "_unread",
+        "client",
         "close",
         "context",
         "draining",
@@ -109,6 +111,7 @@ class Http1ResponseWriter:
         self.draining = False
         self.size = 0  # of the last response or chunk
         self.context: Any = ()
+        self.client = ""
         self._outgoing = outgoing
         self._loop = loop
         self._transport: Any = None
@@ -120,8 +123,8 @@ class Http1ResponseWriter:
         self._unread = 0  # bytes that the client had not read at the last check
         self._read_s = 0.0  # when it last read anything
 
-    def open(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+    def open(self, transport: asyncio.BaseTransport, client: str) -> None:
+        self._transport, self.client = transport, client
 
     def begin(self, head: Http1Headers | None) -> None:
         """Begin the response to the request with these headers."""

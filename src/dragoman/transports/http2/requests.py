@@ -168,8 +168,9 @@ class Http2Request:
         assert self._match is not None
         method, caller = self._request_headers.method, self._application.caller
         request = HttpRequest(
-            method, unquote(path), self._match.params, self._headers, body, query, self._context, caller
-        )
+            method, unquote(path), self._match.params, self._headers, body, query, self._context, caller,
+            self._stream.connection.host, "2",
+        )  # fmt: skip
         answering = self._application.answer(self._match, request, self)
         start = Start(answering, self._service.loop, variables_of(self._context))
         self._task = start.task
@@ -198,7 +199,8 @@ class Http2Request:
         if not self._is_answered and not self.started:
             request, protocol = self._request_headers, self._match.protocol if self._match else None
             path = unquote(request.path.partition("?")[0])
-            summary = RequestSummary(request.method, path, self._headers, protocol, self._context)
+            client = self._stream.connection.host
+            summary = RequestSummary(request.method, path, self._headers, protocol, self._context, client, "2")
             self._send(self._service.application.reject(error, summary))
         self._release()
 
