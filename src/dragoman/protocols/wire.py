@@ -204,13 +204,27 @@ class ErrorResponses(msgspec.Struct, frozen=True):
     bodies: Bodies
 
 
+class MessageSession(Protocol):
+    """State of one WebSocket connection: its messages are requests, answered in their order."""
+
+    def answer(self, http: HttpRequest) -> EndpointResult:
+        """Return the result for a message, the body of the request, as an endpoint does.
+
+        Each line of a stream becomes a message, in chunks that have whole lines.
+        """
+
+    def format_response(self, response: HttpResponse) -> bytes:
+        """Return the lines for a response that is not streamed, such as an error."""
+
+
 class Route(msgspec.Struct, frozen=True):
     """`pattern` is a path with parameters in braces, such as `/v2/models/{model}/infer`.
 
     `health` marks a health check, which is answered on connections beyond the limits and without a key too. `role` is
     what a caller with a key needs. `is_administrative`: with an admin port it is served there only, as are all routes
     for the role admin. `is_public`: needs no key. `calls_handlers`: its endpoint calls custom handlers itself. Without
-    an `operation`, the route is not in the OpenAPI document.
+    an `operation`, the route is not in the OpenAPI document. A GET over HTTP/1.1 that asks for a WebSocket gets a
+    `session`, if the route has one.
     """
 
     method: str
@@ -222,6 +236,7 @@ class Route(msgspec.Struct, frozen=True):
     is_public: bool = False
     calls_handlers: bool = False
     operation: Operation | None = None
+    session: Callable[[HttpRequest], MessageSession] | None = None
 
 
 class HttpError(Exception):

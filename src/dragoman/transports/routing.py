@@ -17,6 +17,7 @@ from dragoman.protocols.wire import (
     HttpProtocol,
     HttpRequest,
     HttpResponse,
+    MessageSession,
     Role,
     Route,
 )
@@ -42,7 +43,7 @@ class Match(msgspec.Struct, frozen=True):
 
     `health`: it is a health check. `role`: what a caller with a key needs, unless the path `is_public`. `statuses`
     counts the responses of the protocol by status. `route`: the pattern of the path, "" if it has none; then `path` is
-    its beginning.
+    its beginning. `session` as for a `Route`.
     """
 
     endpoint: Endpoint | None
@@ -55,6 +56,7 @@ class Match(msgspec.Struct, frozen=True):
     route: str = ""
     is_public: bool = False
     path: str = ""
+    session: Callable[[HttpRequest], MessageSession] | None = None
 
     @property
     def is_sheddable(self) -> bool:
@@ -181,7 +183,10 @@ class Router:
             route, protocol = routes[0] if len(routes) == 1 else _choose(routes, headers)
             statuses = self._statuses(protocol, is_health=route.health)
             health, is_public = route.health, route.health or route.is_public
-            return Match(route.endpoint, protocol, params, "", health, route.role, statuses, route.pattern, is_public)
+            return Match(
+                route.endpoint, protocol, params, "", health, route.role, statuses, route.pattern, is_public,
+                session=route.session,
+            )  # fmt: skip
         methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
         allow = ", ".join(sorted(methods))
         _, protocol = _choose([endpoint for routes in node.endpoints.values() for endpoint in routes], headers)

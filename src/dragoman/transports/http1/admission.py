@@ -37,7 +37,9 @@ class RequestAdmission:
             return None
         try:
             of_client = partial(client_host, self.transport), partial(peer_certificate, self.transport)
-            access = self._shared.authorize(match, head.method, head.headers, *of_client)
+            # Browsers send the handshake of a WebSocket for any page, without asking: it is no safe method.
+            method = "WEBSOCKET" if head.upgrades else head.method
+            access = self._shared.authorize(match, method, head.headers, *of_client)
         except DragomanError as error:
             self._authorized_headers = NO_HEADERS
             return error

@@ -24,7 +24,8 @@ Stages up to BODY wait for the client, and have a timeout; in those from LINGER 
 
 Any stage becomes GONE when the connection is lost, and CLOSING when it fails. `drain` closes it up to HEAD, and after
 the rest of a rejected body; otherwise the response is the last one. `retire` closes it after the next response whose
-headers announce that, so that a client cannot be sending another request.
+headers announce that, so that a client cannot be sending another request. A request that becomes a WebSocket makes it
+GONE: a `WebSocketConnection` has the transport then.
 
 Independent of the stage, the writer is paused while the client reads too slowly: its timeout holds then, and no request
 is begun. Reading is paused while too much has arrived. A call of `_advance` is scheduled after many requests at once.
@@ -35,8 +36,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from dragoman.core.errors import DragomanError, NotReady
 from dragoman.core.sizes import INLINE
 from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
@@ -50,6 +52,7 @@ from dragoman.transports.http1.response_headers import ResponseHeaderWriter
 from dragoman.transports.http1.response_writer import Http1ResponseWriter, StreamFlushes
 from dragoman.transports.http1.timeouts import Stage, deadline_s
 from dragoman.transports.listener import Listener, end_output
+from dragoman.transports.routing import Match
 
 log = logging.getLogger("dragoman.http")
 
@@ -340,6 +343,9 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._reject(RejectedRequest(head, TOO_MANY_CONNECTIONS, fatal=True))
             return
         self._identify(head)
+        if head.upgrades:
+            self._upgrade(event)
+            return
         self._stage, self._body_size = RESPONDING, len(event.body)
         self._writer.begin(head)
         context, caller = self._writer.context, self._admission.application.caller
@@ -352,6 +358,42 @@ class Http1Connection(asyncio.BufferedProtocol):
                 self._stage = QUEUED
         else:
             self._respond(head, request)
+
+    def _upgrade(self, event: Http1Request) -> None:
+        """Answer the handshake of a WebSocket, and hand the transport over to it."""
+        # Imported when it is needed: most servers get no WebSocket.
+        from dragoman.transports.http1.websocket import WebSocketConnection, upgrade_response
+
+        head, match, caller = event.head, cast("Match", event.head.match), self._admission.application.caller
+        self._context.bodies.release(len(event.body))
+        if self._is_draining:
+            self._reject(RejectedRequest(head, NotReady("the server is shutting down"), fatal=True))
+            return
+        assert match.session is not None
+        try:
+            response = upgrade_response(head)
+            request = HttpRequest(
+                head.method, head.path, match.params, head.headers, b"", head.query, self._writer.context, caller
+            )
+            session = match.session(request)
+        except (HttpError, DragomanError) as error:
+            self._reject(RejectedRequest(head, error, fatal=True))
+            return
+        listener, transport = self._listener, self._transport
+        self._writer.begin(head)
+        self._writer.write_upgrade(response)
+        rest = self._reader.take_rest()
+        self._ignore_input(GONE)
+        listener.wheel.forget(self)
+        connection = WebSocketConnection(self._context, listener, self._admission, head, session)
+        listener.add(connection)
+        listener.remove(self)
+        transport.set_protocol(connection)
+        # uvloop checks only here whether the protocol is a BufferedProtocol.
+        transport.pause_reading()
+        transport.resume_reading()
+        connection.connection_made(transport)
+        connection.begin(rest)
 
     def _identify(self, head: Http1Headers | None) -> None:
         """Give a request the client's id or a new one."""

@@ -32,6 +32,7 @@ class Http1Headers(msgspec.Struct, frozen=True):
     """The parsed headers of a request. `length`: of the body, or CHUNKED.
 
     `match` is None if there is no endpoint, and `error` is the reason. `plain`: the response may be ready at once.
+    `upgrades`: it asks for a WebSocket of a route that has some.
     `request_id`: the client's, or "". If the headers are cached too, which those with a request id are not, `raw` are
     their bytes, `size` their number, and `whole` is the size of the request with its body.
     """
@@ -51,6 +52,7 @@ class Http1Headers(msgspec.Struct, frozen=True):
     raw: bytes = b""
     size: int = 0
     whole: int = -1
+    upgrades: bool = False
 
     @property
     def version(self) -> str:
@@ -144,13 +146,24 @@ class HeaderParser:
         expects = headers.get("expect", "").lower() == "100-continue" and not http10 and length != 0
         # `Connection: upgrade` alone does not close the connection.
         keep_alive = self._keep_alive and "close" not in headers.get("connection", "").lower()
-        short = method in ("GET", "POST") and 0 <= length <= application.limits.max_body_bytes
+        upgrades = match is not None and match.session is not None and method == "GET" and asks_for_websocket(headers)
+        short = method in ("GET", "POST") and not upgrades and 0 <= length <= application.limits.max_body_bytes
         plain = short and keep_alive and not (http10 or expects) and application.is_plain(match, headers)
         path = unquote(path) if "%" in path else path
         request_id = client_request_id(headers)
         return Http1Headers(
-            method, path, query, headers, length, keep_alive, http10, expects, match, error, plain, request_id
-        )
+            method, path, query, headers, length, keep_alive, http10, expects, match, error, plain, request_id,
+            upgrades=upgrades,
+        )  # fmt: skip
+
+
+def asks_for_websocket(headers: Mapping[str, str]) -> bool:
+    """Return whether a request asks for a WebSocket (RFC 6455, 4.2.1)."""
+    return "websocket" in _tokens(headers.get("upgrade", "")) and "upgrade" in _tokens(headers.get("connection", ""))
+
+
+def _tokens(value: str) -> list[str]:
+    return [token.strip().lower() for token in value.split(",")]
 
 
 def _match(

@@ -276,6 +276,11 @@ class RequestReader:
         self._at += count
         return not self._skipping
 
+    def take_rest(self) -> bytes:
+        """Return the unparsed bytes, which follow the request that changes the protocol."""
+        data, self._data, self._at = self._data[self._at :], b"", 0
+        return data
+
     def drop(self) -> None:
         """Free everything: the connection is closed."""
         self._context.bodies.release(self.body_size)

@@ -9,7 +9,7 @@ from dragoman.system.request_context import HEADER, PREFIX
 _MAX_CACHED = 512
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Statuses without a body.
-BODILESS = (204, 304)
+BODILESS = (101, 204, 304)
 _CLOSE = b"connection: close\r\n"
 _KEEP = b"connection: keep-alive\r\n"
 _FORBIDDEN = frozenset("\r\n\0")

@@ -213,6 +213,15 @@ class Http1ResponseWriter:
         (self._counters.unmatched if match is None else match.statuses)[status] += 1
         return text
 
+    def write_upgrade(self, response: HttpResponse) -> None:
+        """Write the headers of a response 101, which has neither body nor length (RFC 9110, 8.6)."""
+        number = request_id(self.context)
+        text = self._outgoing.head(response.status, response.headers, 0, close=False, http10=False, request_id=number)
+        if self._head is not None and self._head.match is not None:
+            self._head.match.statuses[response.status] += 1
+        self._counters.sent += len(text)
+        self._transport.write(text)
+
     def send_continue(self) -> None:
         """Send `100 Continue`."""
         self._transport.write(CONTINUE)
