@@ -276,9 +276,9 @@ def events(body: bytes) -> list[Any]:
 
 
 def typed_events(body: bytes) -> list[Any]:
-    """Parse server-sent events whose names are the types of their data."""
+    """Parse server-sent events whose names are the types of their data; `[DONE]` may follow them."""
     found = []
-    for block in body.decode().removesuffix("\n\n").split("\n\n"):
+    for block in body.decode().removesuffix("data: [DONE]\n\n").removesuffix("\n\n").split("\n\n"):
         name, data = block.split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"

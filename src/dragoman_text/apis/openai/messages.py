@@ -31,6 +31,12 @@ def count(parameters: Mapping[str, Parameter]) -> Operation:
     )
 
 
+def compact(parameters: Mapping[str, Parameter]) -> Operation:
+    """Return the description of the compaction of a conversation with a table of parameters."""
+    body = body_schema(parameters, model=_TEXT)
+    return Operation("Compact a conversation", {200: {JSON: dict[str, Any]}}, {JSON: body})
+
+
 def rerank(parameters: Mapping[str, Parameter], tei: Mapping[str, Parameter]) -> Operation:
     """Return the description of rerank, whose requests have `documents`, or `texts` as in TEI."""
     texts = {"type": "array", "minItems": 1}
@@ -57,10 +63,10 @@ def score(parameters: Mapping[str, Parameter]) -> Operation:
 _TEXT = {"type": "string", "minLength": 1}
 _ITEMS = {"anyOf": [_TEXT, {"type": "array", "minItems": 1}], "description": "a string, or a list of items"}
 _PAGE = {"limit": {"type": "integer", "minimum": 1, "maximum": 100}, "order": {"enum": ["asc", "desc"]}, "after": {}}
+OPEN = Operation("Open a WebSocket for responses; 426 for a request that asks for none", {})
 RETRIEVE = Operation("Read a stored response", {200: {JSON: dict[str, Any]}})
 DELETE = Operation("Delete a stored response", {200: {JSON: dict[str, Any]}})
 CANCEL = Operation("Cancel a response in the background, which this server has none of", {})
-COMPACT = Operation("Compact a conversation, which this server does not do", {})
 ITEMS = Operation("List the input of a stored response", {200: {JSON: dict[str, Any]}}, query=_PAGE)
 MODELS = Operation("List the text models", {200: {JSON: dict[str, Any]}})
 MODEL = Operation("Describe a text model, or the readiness of another", {200: {JSON: dict[str, Any]}})

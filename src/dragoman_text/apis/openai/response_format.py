@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dragoman.core.calls import Response
@@ -18,6 +18,7 @@ from dragoman_text.apis.openai.responses import ECHOED
 
 _Event = dict[str, Any]
 _LOGPROBS = "message.output_text.logprobs"
+_FUNCTION: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
 
 
 def new_id(prefix: str) -> str:
@@ -25,11 +26,27 @@ def new_id(prefix: str) -> str:
 
 
 def _describe_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {**tool} if tool.get("type") == "custom" else {"parameters": None, "strict": None, **tool}
+    return (
+        {**tool} if tool.get("type") == "custom" else {"description": None, "parameters": None, "strict": None, **tool}
+    )
+
+
+def frame_event(kind: str, data: bytes) -> bytes:
+    """Return an event of a stream over HTTP."""
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def output_text(items: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of the messages of a response."""
+    messages = [item for item in items if item["type"] == "message"]
+    return "".join(part["text"] for item in messages for part in item["content"] if part["type"] == "output_text")
 
 
 class OutputItems:
-    """The output items of one response. Methods return the events of a stream."""
+    """The output items of one response. Methods return the events of a stream.
+
+    A completed message has a `phase` (Open Responses 2026-04-24): commentary if a call follows it, else final_answer.
+    """
 
     def __init__(self, *, has_logprobs: bool, shows_reasoning: bool) -> None:
         self.items: list[dict[str, Any]] = []
@@ -45,7 +62,7 @@ class OutputItems:
         match part:
             case ToolCallDelta():
                 if part.opens:
-                    yield from self.close()
+                    yield from self.close(phase="commentary")
                     self._call = part.index
                     call = {"call_id": f"call_{part.opens.id}", "name": part.opens.name}
                     if part.opens.is_custom:
@@ -72,8 +89,8 @@ class OutputItems:
         if self._has_logprobs:
             self._tokens += tokens
 
-    def close(self, status: str = "completed") -> Iterator[_Event]:
-        """Complete the open item."""
+    def close(self, status: str = "completed", phase: str = "final_answer") -> Iterator[_Event]:
+        """Complete the open item; `phase` is that of a message."""
         if not self._open:
             return
         item, text, kind = self.items[-1], "".join(self._text), self._open
@@ -96,6 +113,8 @@ class OutputItems:
             yield self._event("response.output_text.done", content_index=0, text=text, logprobs=logprobs)
             yield self._part_event("done", part)
             item["content"] = [part]
+            if status == "completed":
+                item["phase"] = phase
         item["status"] = status
         self._open, self._text = "", []
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
@@ -137,10 +156,15 @@ class OutputItems:
 
 
 class ResponseFormatter:
-    """Formats one response, whole or as events. `stored`: it will be kept for later requests."""
+    """Formats one response, whole or as events. `stored`: it will be kept for later requests.
 
-    def __init__(self, request: ChatRequest, *, stored: bool) -> None:
-        self._parameters = request.parameters
+    `value` has every field that Open Responses 2026-04-24 requires. `frame` returns an event as the transport sends it.
+    """
+
+    def __init__(
+        self, request: ChatRequest, *, stored: bool, frame: Callable[[str, bytes], bytes] = frame_event
+    ) -> None:
+        self._parameters, self._frame = request.parameters, frame
         options, sampling = request.parameters.options, request.parameters.fields
         include = options.get("include") or ()
         self._reader = ChatReader(request)
@@ -151,6 +175,7 @@ class ResponseFormatter:
         self._sequence = 0
         self._has_begun = False
         reasoning = get_object(options, "reasoning")
+        text = {name: value for name, value in get_object(options, "text").items() if value is not None}
         self.value: dict[str, Any] = {
             "id": new_id("resp"),
             "object": "response",
@@ -159,17 +184,20 @@ class ResponseFormatter:
             "background": False,
             "completed_at": None,
             "error": None,
+            "frequency_penalty": sampling.get("frequency_penalty", 0.0),
             "incomplete_details": None,
             "instructions": options.get("instructions"),
             "max_output_tokens": sampling.get("max_new_tokens"),
             "model": "",
             "output": [],
             "parallel_tool_calls": options.get("parallel_tool_calls", True),
+            "presence_penalty": sampling.get("presence_penalty", 0.0),
             "previous_response_id": options.get("previous_response_id"),
             "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+            "service_tier": "default",
             "store": stored,
             "temperature": sampling.get("temperature", 1.0),
-            "text": {"format": {"type": "text"}, **get_object(options, "text")},
+            "text": {"format": {"type": "text"}, "verbosity": "medium", **text},
             "tool_choice": options.get("tool_choice", "auto"),
             "tools": [_describe_tool(tool) for tool in options.get("tools") or ()],
             "top_logprobs": sampling.get("top_logprobs", 0),
@@ -193,6 +221,15 @@ class ResponseFormatter:
 
     def format_last_chunk(self) -> bytes:
         return b"".join(map(self._format, self._end()))
+
+    def format_prepared(self, model: str, prompt_tokens: int) -> bytes:
+        """Format the events of a response that only prepares a conversation: it has no output."""
+        self.value["model"] = model
+        created = self._format({"type": "response.created", "response": self.value})
+        self._reader.usage.prompt = prompt_tokens
+        self.value["status"], self.value["completed_at"] = "completed", int(time.time())
+        self.value["usage"] = self._usage()
+        return created + self._format({"type": "response.completed", "response": self.value})
 
     def format_late_error(self, error: DragomanError) -> bytes:
         """Format the failure of a stream: what was generated before remains in the response."""
@@ -248,5 +285,4 @@ class ResponseFormatter:
     def _format(self, event: _Event) -> bytes:
         self._sequence += 1
         kind: str = event["type"]
-        data = dump_json({**event, "sequence_number": self._sequence - 1})
-        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+        return self._frame(kind, dump_json({**event, "sequence_number": self._sequence - 1}))

@@ -6,13 +6,13 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from dragoman.core.calls import Generate, Request, Response, Tokenize
-from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 from dragoman.core.sampling import format_value
 from dragoman.core.text import Generation, Tokenized
 from dragoman.formats.exact_json import dump_json, load_json
 from dragoman.protocols import parameters as common
-from dragoman.protocols.parameters import ParsedParameters, object_body
+from dragoman.protocols.parameters import ParsedParameters, object_body, require_text
 from dragoman.protocols.wire import (
     EVENT_STREAM_HEADERS,
     EndpointResult,
@@ -25,11 +25,19 @@ from dragoman.protocols.wire import (
     PreliminaryCall,
     json_response,
 )
-from dragoman_text.apis.common.openai_format import resolve_model
+from dragoman_text.apis.common.openai_format import DONE, resolve_model
 from dragoman_text.apis.common.records import owner_of
-from dragoman_text.apis.openai.response_format import ResponseFormatter, new_id
+from dragoman_text.apis.openai.compaction import (
+    MAX_SUMMARY_TOKENS,
+    compacted_output,
+    format_compaction,
+    with_request,
+)
+from dragoman_text.apis.openai.response_format import ResponseFormatter, frame_event, new_id, output_text
 from dragoman_text.apis.openai.responses import (
+    COMPACT,
     COUNT,
+    PreviousNotFound,
     build_request,
     input_items,
     parse_response_parameters,
@@ -39,6 +47,7 @@ from dragoman_text.limits import MAX_MESSAGES
 
 _OFF = "this server stores no responses (setting max_stored_responses)"
 _PAGE, _MAX_PER_PAGE = 20, 100
+_UPGRADE = (("upgrade", "websocket"), ("connection", "upgrade"))
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -47,6 +56,28 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
+
+
+class Turn:
+    """How a response is sent: over HTTP, as events of a stream. A subclass is a turn of a WebSocket connection."""
+
+    is_local = False  # whether the connection remembers responses
+    generates = True
+    end = DONE
+    frame = staticmethod(frame_event)
+
+    def find(self, id_: str) -> Sequence[Mapping[str, Any]] | None:
+        """Return the items of an earlier response that the connection remembers."""
+        return None
+
+    def keep(self, id_: str, items: Sequence[Mapping[str, Any]]) -> None:
+        """Remember the items of a response: its conversation, with its output."""
+
+    def forget(self) -> None:
+        """Forget the response that the current turn refers to, because the turn failed."""
+
+
+HTTP = Turn()
 
 
 class Responses:
@@ -61,14 +92,25 @@ class Responses:
 
     def create(self, http: HttpRequest) -> EndpointResult:
         body = object_body(http.body, self._policy)
-        parameters = parse_response_parameters(body, self._policy)
+        return self.create_from(http, body, parse_response_parameters(body, self._policy), HTTP)
+
+    def create_from(
+        self, http: HttpRequest, body: Mapping[str, Any], parameters: ParsedParameters, turn: "Turn"
+    ) -> EndpointResult:
+        """Create the response of a parsed request, over HTTP or as a turn of a WebSocket connection."""
         items = input_items(parameters.options.get("input"))
         is_new = [referenced_id(item) is None for item in items]
 
         def then(history: Sequence[Mapping[str, Any]], resolved: Sequence[Mapping[str, Any]]) -> EndpointResult:
-            return self._respond(body, http, parameters, history, resolved, is_new)
+            return self._respond(body, http, parameters, history, resolved, is_new, turn)
 
-        return self._read_conversation(http, parameters, items, then)
+        return self._read_conversation(http, parameters, items, then, turn)
+
+    def upgrade(self, http: HttpRequest) -> EndpointResult:
+        """Answer a GET that asks for no WebSocket, or that came over HTTP/2 or by an ASGI server."""
+        raise HttpError(
+            426, "GET /v1/responses opens a WebSocket: send the handshake of RFC 6455 over HTTP/1.1", _UPGRADE
+        )
 
     def count_tokens(self, http: HttpRequest) -> EndpointResult:
         """Return the number of tokens of the prompt that a response to this request would have."""
@@ -91,8 +133,38 @@ class Responses:
         return self._read_conversation(http, parameters, input_items(parameters.options.get("input")), then)
 
     def compact(self, http: HttpRequest) -> EndpointResult:
-        """Clients may ask for this; the path would else be that of a response with this id."""
-        raise HttpError(404, 'this server does not compact conversations; `truncation`: "auto" shortens them')
+        """Return the items of a shorter conversation that stands for this one: its model writes a summary."""
+        body = object_body(http.body, self._policy)
+        parameters = parse_response_parameters(body, self._policy, COMPACT)
+        if not http.params.get("model"):
+            require_text(body, "model")
+        value, previous = parameters.options.get("input"), parameters.options.get("previous_response_id")
+        items = [] if value is None and previous is not None else input_items(value)
+
+        def then(history: Sequence[Mapping[str, Any]], resolved: Sequence[Mapping[str, Any]]) -> EndpointResult:
+            _check_count(history, resolved)
+            asked = with_request(resolved)
+            chat = build_request(parameters, history, asked, self._policy, max_new_tokens=MAX_SUMMARY_TOKENS)
+            formatter = ResponseFormatter(chat, stored=False)
+
+            def reply(response: Response[Generation]) -> HttpResponse:
+                response_value = formatter.complete(response)
+                summary = output_text(response_value["output"])
+                if not summary:
+                    raise ModelFailed("the model wrote no summary of the conversation")
+                output = compacted_output([*history, *resolved], summary, new_id)
+                value = format_compaction(output, response_value["usage"], new_id)
+                return json_response(value, 200, parameters.headers)
+
+            call = Generate(prompts=(chat.chat,), sampling=chat.sampling, stream=False)
+            format_error = chat.parameters.error_formatter(self._write_error)
+            return resolve_model(
+                body,
+                http,
+                lambda model: EngineCall(common.build_request(call, http, self._policy, model), reply, format_error),
+            )
+
+        return self._read_conversation(http, parameters, items, then)
 
     def _read_conversation(
         self,
@@ -100,6 +172,7 @@ class Responses:
         parameters: ParsedParameters,
         items: Sequence[Mapping[str, Any]],
         then: Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], EndpointResult],
+        turn: "Turn | None" = None,
     ) -> EndpointResult:
         """Read the earlier items and those that the request refers to; continue with both."""
 
@@ -109,10 +182,14 @@ class Responses:
         previous = parameters.options.get("previous_response_id")
         if previous is None:
             return resolve(())
+        if turn is not None and (local := turn.find(previous)) is not None:
+            return resolve(local)
+        if not self._has_store and turn is not None and turn.is_local:
+            raise _no_previous(previous)
         if not self._has_store:
             raise InvalidInput(f"`previous_response_id`: {_OFF}; send the earlier items as `input`")
         return self._read(
-            http, previous, lambda record: resolve([*record["input"], *record["response"]["output"]]), _missing
+            http, previous, lambda record: resolve([*record["input"], *record["response"]["output"]]), _no_previous
         )
 
     def _resolve(
@@ -154,13 +231,15 @@ class Responses:
         history: Sequence[Mapping[str, Any]],
         items: Sequence[Mapping[str, Any]],
         is_new: Sequence[bool],
+        turn: "Turn",
     ) -> EndpointResult:
-        if len(history) + len(items) > MAX_MESSAGES:
-            raise InvalidInput(f"`input` and the earlier items must be at most {MAX_MESSAGES}; got more")
+        _check_count(history, items)
         chat = build_request(parameters, history, items, self._policy)
         stored = self._has_store and parameters.options.get("store", True)
-        stream = parameters.options.get("stream", False)
-        formatter = ResponseFormatter(chat, stored=stored)
+        stream = turn.is_local or parameters.options.get("stream", False)
+        formatter = ResponseFormatter(chat, stored=stored, frame=turn.frame)
+        if turn.is_local and chat.parameters.ignored:  # there are no headers that name them
+            formatter.value["ignored_parameters"] = [*chat.parameters.ignored]
         headers, format_error = chat.parameters.headers, chat.parameters.error_formatter(self._write_error)
 
         def save() -> Request[None]:
@@ -174,7 +253,24 @@ class Responses:
             result = json_response(formatter.complete(response), 200, headers)
             return EngineCall(save(), lambda _: result) if stored else result
 
+        def end() -> bytes:
+            last = formatter.format_last_chunk()
+            turn.keep(formatter.value["id"], (*history, *items, *formatter.value["output"]))
+            return last
+
+        def fail(error: DragomanError) -> bytes:
+            turn.forget()
+            return formatter.format_late_error(error)
+
+        def prepare(response: Response[Tokenized]) -> HttpResponse:
+            data = formatter.format_prepared(response.model, len(response.answer.tokens))
+            turn.keep(formatter.value["id"], (*history, *items))
+            return HttpResponse(200, (data,))
+
         def then(model: str) -> EndpointResult:
+            if not turn.generates:
+                tokenize = common.build_request(Tokenize(chat.chat), http, self._policy, model)
+                return EngineCall(tokenize, prepare, format_error)
             call = Generate(prompts=(chat.chat,), sampling=chat.sampling, stream=stream)
             request = common.build_request(call, http, self._policy, model)
             if not stream:
@@ -182,10 +278,11 @@ class Responses:
             return HttpStream(
                 request,
                 formatter.format_chunk,
-                formatter.format_late_error,
+                fail,
+                end=turn.end,
                 headers=(*EVENT_STREAM_HEADERS, *headers),
                 format_error=format_error,
-                format_last_chunk=formatter.format_last_chunk,
+                format_last_chunk=end,
                 final_request=save if stored else None,
             )
 
@@ -251,8 +348,20 @@ class Responses:
         return PreliminaryCall(Request(ReadRecord(owner_of(http), id_, is_part)), continue_with)
 
 
+def _check_count(history: Sequence[Mapping[str, Any]], items: Sequence[Mapping[str, Any]]) -> None:
+    if len(history) + len(items) > MAX_MESSAGES:
+        raise InvalidInput(f"`input` and the earlier items must be at most {MAX_MESSAGES}; got more")
+
+
+_MISSING = "response {} not found: it does not exist, or is no longer stored"
+
+
 def _missing(id_: str) -> HttpError:
-    return HttpError(404, f"response {format_value(id_)} not found: it does not exist, or is no longer stored")
+    return HttpError(404, _MISSING.format(format_value(id_)))
+
+
+def _no_previous(id_: str) -> HttpError:
+    return PreviousNotFound(404, f"`previous_response_id`: {_MISSING.format(format_value(id_))}")
 
 
 def _missing_item(at: int, id_: str) -> HttpError:

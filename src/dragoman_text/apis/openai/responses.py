@@ -32,15 +32,18 @@ from dragoman.protocols.parameters import (
     sets,
     unsupported,
 )
-from dragoman.protocols.wire import Policy
+from dragoman.protocols.wire import HttpError, Policy
 from dragoman_text.apis.common.chat import ChatRequest, build_chat_request, parse_conversation, reasoning_variables
 from dragoman_text.apis.common.chat_reader import join_system_messages
 from dragoman_text.apis.common.openai_format import COMMON
 from dragoman_text.apis.common.tools import TOOL_NAME, TOOL_NAMES, custom_arguments, tool_fields_without_effect
+from dragoman_text.apis.openai.compaction import read_items
 from dragoman_text.limits import MAX_MESSAGES
 
 _CALL_ID = "call_"  # removed from ids for chat templates: those of Mistral accept only short ids
 _TEXT_PARTS = frozenset({"input_text", "output_text", "summary_text", "reasoning_text", "text"})
+# What an assistant's message is: text before a call, or the end of a turn. It labels messages, and changes no prompt.
+PHASES = ("commentary", "final_answer")
 # Fields without an effect: the response returns them as they were sent.
 ECHOED = (
     "metadata",
@@ -88,6 +91,11 @@ CONVERSATION: Mapping[str, Parameter] = {
     "truncation": option("truncation", one_of("disabled", "auto")),
 }
 COUNT: Mapping[str, Parameter] = {**CONVERSATION, "personality": ignored()}
+COMPACT: Mapping[str, Parameter] = {
+    **{name: CONVERSATION[name] for name in ("model", "input", "instructions", "previous_response_id", "conversation")},
+    "service_tier": ignored("auto", "default"),
+    **{name: label() for name in ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")},
+}
 PARAMETERS: Mapping[str, Parameter] = {
     **CONVERSATION,
     **{
@@ -108,7 +116,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "prompt": unsupported("send its text as `instructions` and `input`"),
     "background": unsupported(f"{_NO_BACKGROUND}: expected false"),
     "background_options": unsupported(_NO_BACKGROUND),
-    "context_management": unsupported('this server does not compact conversations; `truncation`: "auto" shortens them'),
+    "context_management": unsupported('compact by /v1/responses/compact; `truncation`: "auto" leaves out old turns'),
     "moderation": unsupported("this server does not moderate texts"),
     "access_programs": ignored(),
     "image": ignored(),
@@ -136,8 +144,12 @@ def build_request(
     history: Sequence[Mapping[str, Any]],
     items: Sequence[Mapping[str, Any]],
     policy: Policy,
+    **defaults: Any,
 ) -> ChatRequest:
-    """Return the chat of earlier items and those of the request. Raises InvalidInput naming the item."""
+    """Return the chat of earlier items and those of the request; `defaults` are fields of Sampling.
+
+    Raises InvalidInput naming the item.
+    """
     options = parameters.options
     instructions = options.get("instructions")
     conversation = _Conversation([{"role": "system", "content": instructions}] if instructions else [])
@@ -158,7 +170,14 @@ def build_request(
     }
     chat, tools = parse_conversation(body, policy)
     chat = replace(chat, drops_turns=options.get("truncation") == "auto")
-    return build_chat_request(chat, tools, parameters, policy)
+    return build_chat_request(chat, tools, parameters, policy, **defaults)
+
+
+class PreviousNotFound(HttpError):
+    """The response of `previous_response_id` is not stored."""
+
+    code = "previous_response_not_found"
+    param = "previous_response_id"
 
 
 # --- input -----------------------------------------------------------------------------------------------
@@ -195,6 +214,9 @@ class _Conversation:
     def add(self, item: Mapping[str, Any], where: str) -> None:
         """Add an item; `where` names it in errors."""
         match item:
+            case {"type": "compaction"}:
+                for each in read_items(item, where):
+                    self.add(each, where)
             case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
                 self._add_call(call_id, {"name": name, "arguments": arguments})
             case {"type": "custom_tool_call", "call_id": str(call_id), "name": str(name), "input": str(value)}:
@@ -217,6 +239,9 @@ class _Conversation:
             case {"role": "user" | "system" | "developer" | "assistant" as role, "content": content}:
                 if (item.get("type") or "message") != "message":
                     raise InvalidInput(f"{where}: {_expected_item(item)}")
+                if item.get("phase") not in (None, *PHASES):
+                    phase = format_value(item["phase"])
+                    raise InvalidInput(f'{where}: `phase` must be "commentary" or "final_answer"; got {phase}')
                 text = _text_of(content, where, "content") if role != "user" else _parts_of(content, where)
                 self._add_message(role, text)
             case _:
@@ -243,7 +268,7 @@ class _Conversation:
 
 def _expected_item(item: Mapping[str, Any]) -> str:
     calls = "function_call, function_call_output, custom_tool_call, custom_tool_call_output"
-    expected = f"a message with `role` and `content`, {calls}, reasoning or item_reference"
+    expected = f"a message with `role` and `content`, {calls}, reasoning, compaction or item_reference"
     return f"expected {expected}; got {format_value(item)}"
 
 

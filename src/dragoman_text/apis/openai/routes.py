@@ -56,7 +56,8 @@ from dragoman_text.apis.common.openai_format import STATUSES, error_body, resolv
 from dragoman_text.apis.common.tokenize import parse_detokenize_request
 from dragoman_text.apis.openai import adapters, messages, prefix_cache
 from dragoman_text.apis.openai.response_routes import Responses
-from dragoman_text.apis.openai.responses import COUNT
+from dragoman_text.apis.openai.response_session import ResponseSession
+from dragoman_text.apis.openai.responses import COMPACT, COUNT, PreviousNotFound
 from dragoman_text.apis.openai.responses import PARAMETERS as RESPONSE_PARAMETERS
 from dragoman_text.apis.openai.scoring import RERANK, SCORE, TEI, TEI_EMBED, Scoring
 from dragoman_text.limits import MAX_TEXTS
@@ -226,8 +227,19 @@ def protocol(policy: Policy) -> HttpProtocol:
     routes += [
         Route("POST", "/v1/responses", stored.create, role="infer", operation=respond),
         Route("POST", "/models/{model}/v1/responses", stored.create, role="infer", operation=respond),
+        *(
+            Route(
+                "GET",
+                path,
+                stored.upgrade,
+                role="infer",
+                operation=messages.OPEN,
+                session=lambda _: ResponseSession(stored, policy),
+            )
+            for path in ("/v1/responses", "/models/{model}/v1/responses")
+        ),
         Route("POST", "/v1/responses/input_tokens", stored.count_tokens, role="infer", operation=count),
-        Route("POST", "/v1/responses/compact", stored.compact, role="infer", operation=messages.COMPACT),
+        Route("POST", "/v1/responses/compact", stored.compact, role="infer", operation=messages.compact(COMPACT)),
         Route("GET", "/v1/responses/{id}", stored.retrieve, role="infer", operation=messages.RETRIEVE),
         Route("DELETE", "/v1/responses/{id}", stored.delete, role="infer", operation=messages.DELETE),
         Route("POST", "/v1/responses/{id}/cancel", stored.cancel, role="infer", operation=messages.CANCEL),
@@ -254,6 +266,7 @@ def write_error(error: DragomanError | HttpError, _request_id: str = "") -> Http
     """Format an error as OpenAI does: `{"error": {message, type, param, code}}`."""
     if isinstance(error, HttpError):
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-        value = {"error": {"message": error.message, "type": kind, "param": None, "code": None}}
+        param, code = (error.param, error.code) if isinstance(error, PreviousNotFound) else (None, None)
+        value = {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
         return json_response(value, error.status, error.headers)
     return json_response(error_body(error), status_of(error), error_headers(error))

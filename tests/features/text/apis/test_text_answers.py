@@ -366,7 +366,7 @@ CASES: list[tuple[Request, int, str]] = [
         400,
         (
             "`input[0]`: expected a message with `role` and `content`, function_call, "
-            "function_call_output, custom_tool_call, custom_tool_call_output, reasoning or "
+            "function_call_output, custom_tool_call, custom_tool_call_output, reasoning, compaction or "
             'item_reference; got {"type": "x"}'
         ),
     ),
@@ -409,8 +409,8 @@ CASES: list[tuple[Request, int, str]] = [
         respond(context_management=[{}]),
         400,
         (
-            "`context_management` is not supported: this server does not compact conversations; "
-            '`truncation`: "auto" shortens them; got [{}]'
+            "`context_management` is not supported: compact by /v1/responses/compact; "
+            '`truncation`: "auto" leaves out old turns; got [{}]'
         ),
     ),
     (
@@ -429,7 +429,7 @@ CASES: list[tuple[Request, int, str]] = [
     (
         respond(previous_response_id="resp_x"),
         404,
-        'response "resp_x" not found: it does not exist, or is no longer stored',
+        '`previous_response_id`: response "resp_x" not found: it does not exist, or is no longer stored',
     ),
     (respond(stream_options={"a": 1}), 400, "`stream_options` must only be given with `stream`: true"),
     (respond(truncation="x"), 400, '`truncation` must be "disabled" or "auto"; got "x"'),
@@ -438,11 +438,7 @@ CASES: list[tuple[Request, int, str]] = [
         400,
         '`reasoning.effort` must be a string such as "none", "low" or "high"; got 5',
     ),
-    (
-        ("/v1/responses/compact", {"input": "a"}),
-        404,
-        'this server does not compact conversations; `truncation`: "auto" shortens them',
-    ),
+    (("/v1/responses/compact", {"input": "a"}), 400, "`model` must be a non-empty string; got null"),
     (
         ("/v1/responses/resp_x/cancel", {}),
         404,
