@@ -29,10 +29,10 @@ from dragoman_check.conformance.runner import PROTOCOLS, run_clauses
 from dragoman_check.conformance.target import Target
 
 PAGE = ROOT / "benchmarks" / "results" / "conformance.md"
-MODELS = ROOT / "tests" / "conformance" / "models"
+MODELS = ROOT / "tests" / "features" / "check" / "conformance" / "models"
 TOKEN = "conformance"
 _TENSORS = ("open-inference-rest", "open-inference-extensions", "open-inference-grpc", "kserve-v1")
-_TEXT = ("open-inference-generate", "openai", "tgi", "lmi")
+_TEXT = ("open-inference-generate", "openai", "responses", "tgi", "lmi")
 UMBRIDGE_SERVER = """
 import sys
 import umbridge

@@ -7,7 +7,7 @@ from dragoman.cli.connection import add_credentials
 # The names of dragoman_check.conformance.runner.PROTOCOLS, which --help must not import; a test compares them.
 PROTOCOL_NAMES = (
     "open-inference-rest", "open-inference-extensions", "open-inference-generate", "open-inference-grpc", "umbridge",
-    "kserve-v1", "openai", "tgi", "lmi",
+    "kserve-v1", "openai", "responses", "tgi", "lmi",
 )  # fmt: skip
 
 _EPILOG = """\

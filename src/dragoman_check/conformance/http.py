@@ -3,7 +3,8 @@
 import http.client
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -130,6 +131,38 @@ class HttpTarget:
             RecordedExchange(sent, f"{response.status} {response.media_type} {_text(response.body)}".rstrip())
         )
         return response
+
+    @contextmanager
+    def conversation(self, path: str) -> Iterator[Callable[[Any, Callable[[Any], bool]], RecordedResponse]]:
+        """Open a WebSocket; yield a function that sends a JSON value and returns the messages up to the last one.
+
+        The messages are the lines of a response; a function of each says which is the last. Raises ClauseFailed if
+        there is no server, NotOffered if it opens no WebSocket.
+        """
+        from dragoman_check.conformance.websocket import WebSocket
+
+        try:
+            connection = WebSocket(self.url, path, self.headers, self.tls, self.timeout_s)
+        except OSError as error:
+            raise ClauseFailed(f"expected a connection, got none: {error}") from error
+
+        def send(value: Any, is_last: Callable[[Any], bool]) -> RecordedResponse:
+            connection.send(value)
+            messages: list[str] = []
+            try:
+                while not messages or not is_last(RecordedResponse(0, {}, messages[-1].encode()).json()):
+                    messages.append(connection.receive())
+            finally:
+                data = "\n".join(messages).encode()
+                self.exchanges.append(
+                    RecordedExchange(f"WebSocket {path} {_text(json.dumps(value).encode())}", _text(data))
+                )
+            return RecordedResponse(200, {}, data)
+
+        try:
+            yield send
+        finally:
+            connection.close()
 
     def require_connection(self) -> None:
         """Raise NotReady if there is no server."""

@@ -10,6 +10,7 @@ from dragoman_check.conformance import (
     open_inference_generate,
     open_inference_grpc,
     open_inference_rest,
+    open_responses,
     openai,
     tgi,
     umbridge,
@@ -33,6 +34,7 @@ PROTOCOLS: Sequence[Protocol] = (
     umbridge.PROTOCOL,
     kserve_v1.PROTOCOL,
     openai.PROTOCOL,
+    open_responses.PROTOCOL,
     tgi.PROTOCOL,
     lmi.PROTOCOL,
 )

@@ -2,7 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,16 @@ class ChangedHttp(HttpTarget):
     def send(self, method: str, path: str, body: bytes | None = None, headers: Any = None) -> RecordedResponse:
         response = HttpTarget.send(self, method, path, body, headers)
         return self.change(response) if self.change else response
+
+    @contextmanager
+    def conversation(self, path: str) -> Iterator[Any]:
+        with HttpTarget.conversation(self, path) as send:
+
+            def send_changed(value: Any, is_last: Any) -> RecordedResponse:
+                response = send(value, is_last)
+                return self.change(response) if self.change else response
+
+            yield send_changed
 
 
 class ChangedChannel:
@@ -164,6 +175,21 @@ def alternate(path: str) -> Change:
 def _set(value: Any, path: str, new: Any) -> None:
     parent, last = _parent(value, path)
     parent[last] = new
+
+
+def last_response(**fields: Any) -> Change:
+    """Return a change of the response in the last message of a turn over a WebSocket."""
+    return lines(lambda messages: messages[-1].get("response", {}).update(fields))
+
+
+def last_error(**fields: Any) -> Change:
+    return lines(lambda messages: messages[-1].get("error", {}).update(fields))
+
+
+def succeed(messages: list[Any]) -> None:
+    """Let a turn that failed succeed."""
+    if messages[-1]["type"] == "error":
+        messages[-1] = {"type": "response.completed", "response": {"id": "resp_1", "error": None}}
 
 
 # --- changes of gRPC messages -------------------------------------------------------------------------------------
@@ -544,6 +570,61 @@ BROKEN: Mapping[str, list[Any]] = {
         ),
         _OPENAI_INVALID,
     ),
+    "responses-basic-response": [
+        drop("presence_penalty"),
+        put("service_tier", None),
+        put("parallel_tool_calls", 1),
+        drop("text.format"),
+        drop("metadata"),
+        put("object", "chat"),
+        put("output", []),
+        put("status", "failed"),
+        put("usage.total_tokens", "1"),
+        drop("output.0.id"),
+        put("output.0.role", "robot"),
+        put("output.0.status", "done"),
+        drop("output.0.content.0.annotations"),
+        status(500),
+    ],
+    "responses-assistant-phase": [status(400), drop("frequency_penalty")],
+    "responses-response-output-phase-schema": [put("output.0.phase", "draft"), status(400)],
+    "responses-streaming-response": [
+        events(lambda e: e.pop()),
+        events(lambda e: e.pop(1)),
+        events(lambda e: e[0].update(type="response.begun")),
+        events(lambda e: e[4].update(delta="other")),
+        events(lambda e: e[-1]["response"].pop("frequency_penalty")),
+        events(lambda e: None, done=False),
+        media_type("text/plain"),
+    ],
+    "responses-system-prompt": [status(400), put("output", [])],
+    "responses-tool-calling": [
+        put("output", [{"type": "reasoning", "id": "rs_1"}]),
+        put("output.0.name", "other"),
+        drop("output.0.call_id"),
+    ],
+    "responses-image-input": [status(500), put("output", [])],
+    "responses-multi-turn": [status(400), put("output", [])],
+    "responses-compact-response": [
+        put("object", "response"),
+        put("output", []),
+        drop("output.0.encrypted_content"),
+        drop("usage"),
+        status(500),
+    ],
+    "responses-compact-missing-model": [accepted, status(500)],
+    "responses-websocket-response": [
+        lines(lambda v: v.pop()),
+        lines(lambda v: v.pop(0)),
+        lines(lambda v: v[4].update(delta="other")),
+        last_response(output=[]),
+    ],
+    "responses-websocket-sequential-responses": [last_response(id="resp_1"), last_response(status="failed")],
+    "responses-websocket-continuation": [last_response(previous_response_id=None)],
+    "responses-websocket-reconnect-store-false-recovery": [last_error(code="other"), last_response(output=[])],
+    "responses-websocket-previous-response-not-found": [last_error(code=None), last_error(code="x"), lines(succeed)],
+    "responses-websocket-failed-continuation-evicts-cache": [last_error(code="other"), lines(succeed)],
+    "responses-websocket-compact-new-chain": [put("object", "response"), last_response(output=[])],
     "tgi-health": [status(503)],
     "tgi-info": [drop("model_id"), put("max_total_tokens", "64"), drop("version")],
     "tgi-generate": [drop("generated_text"), body(b"[]"), status(500)],
