@@ -426,11 +426,6 @@ CASES: list[tuple[Request, int, str]] = [
         400,
         ('`tool_choice` must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}; got 5'),
     ),
-    (
-        respond(previous_response_id="resp_x"),
-        404,
-        '`previous_response_id`: response "resp_x" not found: it does not exist, or is no longer stored',
-    ),
     (respond(stream_options={"a": 1}), 400, "`stream_options` must only be given with `stream`: true"),
     (respond(truncation="x"), 400, '`truncation` must be "disabled" or "auto"; got "x"'),
     (
