@@ -373,8 +373,9 @@ class Http1Connection(asyncio.BufferedProtocol):
         try:
             response = upgrade_response(head)
             request = HttpRequest(
-                head.method, head.path, match.params, head.headers, b"", head.query, self._writer.context, caller
-            )
+                head.method, head.path, match.params, head.headers, b"", head.query, self._writer.context, caller,
+                self._writer.client, head.version,
+            )  # fmt: skip
             session = match.session(request)
         except (HttpError, DragomanError) as error:
             self._reject(RejectedRequest(head, error, fatal=True))
@@ -385,7 +386,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         rest = self._reader.take_rest()
         self._ignore_input(GONE)
         listener.wheel.forget(self)
-        connection = WebSocketConnection(self._context, listener, self._admission, head, session)
+        connection = WebSocketConnection(self._context, listener, self._admission, head, session, self._writer.client)
         listener.add(connection)
         listener.remove(self)
         transport.set_protocol(connection)

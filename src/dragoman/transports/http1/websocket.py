@@ -105,11 +105,12 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         admission: RequestAdmission,
         head: Http1Headers,
         session: MessageSession,
+        client: str,
     ) -> None:
         match: Any = head.match
         self.slot = 0
         self._context, self._listener, self._admission, self._session = context, listener, admission, session
-        self._head = head
+        self._head, self._client = head, client
         self._match = replace(match, endpoint=session.answer)
         self._headers = {name: value for name, value in head.headers.items() if name not in _OF_HANDSHAKE}
         self._frames = Connection(ConnectionType.SERVER)
@@ -275,7 +276,7 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         error = self._admission.check(head)
         self._stage = RESPONDING
         if error is not None:
-            response = application.reject(error, head.summary(context))
+            response = application.reject(error, head.summary(context, self._client))
             writer.send_now(response)
             self._finish(message, None)
             if isinstance(error, Unauthorized | Forbidden):
@@ -284,8 +285,9 @@ class WebSocketConnection(asyncio.BufferedProtocol):
         application = self._admission.application
         params = self._match.params
         request = HttpRequest(
-            head.method, head.path, params, self._headers, message, head.query, context, application.caller
-        )
+            head.method, head.path, params, self._headers, message, head.query, context, application.caller,
+            self._client, head.version,
+        )  # fmt: skip
         start = Start(application.answer(self._match, request, writer), self._listener.loop, variables_of(context))
         if start.task is None:
             self._finish(message, start.error)
