@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
 
 # No deadline and no check of the time that draws take, since the machine may be busy, or an emulation. The same
@@ -110,8 +112,12 @@ MISSING = [
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files that may not be importable without a feature, and in the quick part the slow ones."""
     path = collection_path.relative_to(config.rootpath).as_posix() + "/" * collection_path.is_dir()
+    return True if _is_left_out(path, config) else None
+
+
+def _is_left_out(path: str, config: pytest.Config) -> bool:
     quick = config.option.markexpr == "not slow"
-    return True if (MISSING and path in COMBINED) or (quick and path.startswith(SLOW)) else None
+    return bool(MISSING and path in COMBINED) or (quick and path.startswith(SLOW))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -126,14 +132,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Keep the objects of imported modules and of tests out of the garbage collector."""
     gc.disable()
     try:
+        if session.config.args == session.config.getini("testpaths"):
+            _rewrite_own_share(session.config)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _rewrite_own_share(config: pytest.Config) -> None:
+    """Rewrite the asserts of each n-th file in one of n processes of pytest-xdist: all will import all of them.
+
+    Without this each process rewrites all that are new: it imports a file while the others do.
+    """
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if worker is None or sys.dont_write_bytecode:
+        return
+    root = config.rootpath
+    files = sorted(root.glob("tests/**/test_*.py"))
+    files = [path for path in files if not _is_left_out(path.relative_to(root).as_posix(), config)]
+    for path in files[int(worker.removeprefix("gw")) :: count]:
+        cached = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(path, cached) is None and rewrite.try_makedirs(cached.parent):
+            source_hash, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source_hash, cached)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -118,17 +118,24 @@ async def open_chromium() -> AsyncIterator[Any]:
             await chromium.close()
 
 
-async def open_page(chromium: Any, url: str) -> Browser:
-    """Open a page in a context of its own, without the keys of others."""
+@asynccontextmanager
+async def open_page(chromium: Any, url: str) -> AsyncIterator[Browser]:
+    """Open a page in a context of its own, without the keys of others. It is closed with the context."""
     context = await chromium.new_context(viewport={"width": 1200, "height": 850})
-    return Browser(await context.new_page(), url)
+    try:
+        yield Browser(await context.new_page(), url)
+    finally:  # an open page asks its server every few seconds
+        await context.close()
 
 
 @asynccontextmanager
 async def serve_page(chromium: Any, *models: Any, **settings: Any) -> AsyncIterator[Browser]:
     """Serve models with these settings besides DEFAULTS, and open a page of the server."""
-    async with dragoman.Server(*models, **{**DEFAULTS, **settings}) as server:
-        yield await open_page(chromium, str(server.http_url))
+    async with (
+        dragoman.Server(*models, **{**DEFAULTS, **settings}) as server,
+        open_page(chromium, str(server.http_url)) as browser,
+    ):
+        yield browser
 
 
 def png(width: int, height: int, color: Callable[[int, int], tuple[int, int, int]]) -> bytes:

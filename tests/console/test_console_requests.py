@@ -64,18 +64,18 @@ async def test_looking_at_pages_moves_no_counter(tmp_path: Path, chromium: Any) 
     settings = {**DEFAULTS, "recent_requests": 50}
     async with dragoman.Server(Table, Parrot, decay, write_graphs(tmp_path)[0], **settings) as server:
         before = await count(server)
-        browser = await open_page(chromium, str(server.http_url))
-        asked: list[str] = []
-        browser.page.on("request", lambda request: asked.append(request.url))
-        await visit_all(browser)
-        assert await count(server) == before
-        assert await listed(server) == []
-        assert len(asked) > 50
-        await browser.open("/#/models/Table")
-        await browser.press("Run")
-        await browser.page.get_by_label("Output sum").wait_for()
-        after = await count(server)
-        assert await listed(server) == ["POST /v2/models/Table/infer"]
+        async with open_page(chromium, str(server.http_url)) as browser:
+            asked: list[str] = []
+            browser.page.on("request", lambda request: asked.append(request.url))
+            await visit_all(browser)
+            assert await count(server) == before
+            assert await listed(server) == []
+            assert len(asked) > 50
+            await browser.open("/#/models/Table")
+            await browser.press("Run")
+            await browser.page.get_by_label("Output sum").wait_for()
+            after = await count(server)
+            assert await listed(server) == ["POST /v2/models/Table/infer"]
     added = {name: value - before.get(name, 0) for name, value in after.items() if value != before.get(name, 0)}
     assert added == {
         'dragoman_requests_total{protocol="oip_rest",status="200"}': 1,
@@ -85,8 +85,10 @@ async def test_looking_at_pages_moves_no_counter(tmp_path: Path, chromium: Any) 
 
 
 async def test_a_request_of_this_tab_is_sent_again_and_copied(chromium: Any) -> None:
-    async with dragoman.Server(Table, Parrot, **{**DEFAULTS, "recent_requests": 50}) as server:
-        browser = await open_page(chromium, str(server.http_url))
+    async with (
+        dragoman.Server(Table, Parrot, **{**DEFAULTS, "recent_requests": 50}) as server,
+        open_page(chromium, str(server.http_url)) as browser,
+    ):
         page = browser.page
         await browser.open("/#/models/Table")
         await page.fill("textarea", "1, 2, 9007199254740993")

@@ -6,18 +6,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-import dragoman
-from console.browser import Browser, needs_chromium, open_page
+from console.browser import Browser, needs_chromium, serve_page
 from console.console_models import Table
-from rest.rest_server import DEFAULTS
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def browser(chromium: Any) -> AsyncIterator[Browser]:
-    async with dragoman.Server(Table, **DEFAULTS) as server:
-        browser = await open_page(chromium, str(server.http_url))
+    async with serve_page(chromium, Table) as browser:
         yield browser
         assert browser.problems == []
 
