@@ -1,4 +1,7 @@
-"""The part of Helm's templates that our chart uses: a renderer for tests, because `helm` is not in the registries."""
+"""The part of Helm's templates that our chart uses: a renderer for tests, because `helm` is not in the registries.
+
+`test_chart.py` compares it with Helm where Helm's library is installed.
+"""
 
 import json
 import re
@@ -9,16 +12,21 @@ from typing import Any
 import yaml
 
 _ACTION = re.compile(r"(?:(?P<trim>\s*)\{\{-|\{\{)(?P<code>(?:[^}\"]|\"[^\"]*\")*?)(?:-\}\}\s*|\}\})", re.S)
-_WORD = re.compile(r'"[^"]*"|\||[^\s|]+')
+_WORD = re.compile(r'"[^"]*"|[|()]|[^\s|()]+')
+
+
+class ChartError(Exception):
+    """The chart rejects its values by `fail`."""
 
 
 def render_chart(chart: Path, values: dict[str, Any], release: str = "test") -> list[dict[str, Any]]:
-    """Return the objects of a chart's templates. Raises KeyError for an unknown value or function."""
+    """Return the objects of a chart's templates. Raises ChartError, and KeyError for an unknown value or function."""
     described = yaml.safe_load((chart / "Chart.yaml").read_text())
     context = {
         "Values": values,
         "Release": {"Name": release, "Namespace": "default", "Service": "Helm"},
         "Chart": {"Name": described["name"], "Version": described["version"], "AppVersion": described["appVersion"]},
+        "Files": chart,
     }
     renderer = _Renderer(context)
     for file in sorted((chart / "templates").glob("*.tpl")):
@@ -50,40 +58,56 @@ class _Renderer:
                 value = self._value(rest, dot)
                 inner = node[1] if value else node[2]
                 out += self._run(inner, value if verb == "with" and value else dot)
+            elif verb == "range":
+                out += "".join(self._run(node[1], each) for each in self._value(rest, dot))
             else:
                 value = self._value(node[0], dot)
                 out += str(value).lower() if isinstance(value, bool) else str(value)
         return out
 
     def _value(self, pipeline: str, dot: Any) -> Any:
-        stages: list[list[str]] = [[]]
-        for word in _WORD.findall(pipeline):
-            if word == "|":
-                stages.append([])
-            else:
-                stages[-1].append(word)
+        return self._pipeline(_WORD.findall(pipeline), dot)
+
+    def _pipeline(self, words: list[str], dot: Any) -> Any:
+        """Return the value of words up to a closing parenthesis or the end, and remove them."""
         piped: list[Any] = []
-        for words in stages:
-            if words[0] in self._functions:
-                piped = [self._functions[words[0]](*(self._word(w, dot) for w in words[1:]), *piped)]
+        while True:
+            function = self._functions[words.pop(0)] if words[0] in self._functions else None
+            values = []
+            while words and words[0] not in ("|", ")"):
+                word = words.pop(0)
+                values.append(self._pipeline(words, dot) if word == "(" else self._word(word, dot))
+            values += piped
+            if function is None:
+                (value,) = values
             else:
-                (word,) = words
-                piped = [self._word(word, dot)]
-        return piped[0]
+                value = function(*values)
+            if not words or words.pop(0) == ")":
+                return value
+            piped = [value]
 
     def _word(self, word: str, dot: Any) -> Any:
         if word.startswith('"'):
             return json.loads(word)
-        if not word.startswith("."):
+        if not word.startswith((".", "$")):
             return int(word)
-        value = dot
-        for part in filter(None, word.split(".")):
+        value = self._root if word.startswith("$") else dot
+        for part in filter(None, word.removeprefix("$").split(".")):
             value = value[part]
         return value
 
     @property
     def _functions(self) -> dict[str, Callable[..., Any]]:
         return {
+            ".Files.Get": lambda name: (self._root["Files"] / name).read_text(),
+            "fail": _fail,
+            "and": lambda *values: next((each for each in values if not each), values[-1]),
+            "or": lambda *values: next((each for each in values if each), values[-1]),
+            "not": lambda value: not value,
+            "eq": lambda a, b: a == b,
+            "ne": lambda a, b: a != b,
+            "int": int,
+            "lower": str.lower,
             "include": lambda name, dot: self._run(self._defined[name], dot),
             "toYaml": lambda value: yaml.safe_dump(value).strip().removesuffix("\n...").strip(),
             "nindent": lambda count, text: "\n" + "\n".join(" " * count + line for line in text.splitlines()),
@@ -92,6 +116,10 @@ class _Renderer:
             "add": lambda *numbers: sum(numbers),
             "div": lambda a, b: a // b,
         }
+
+
+def _fail(text: str) -> None:
+    raise ChartError(text)
 
 
 def _tokens(text: str) -> Iterator[tuple[bool, str]]:
@@ -105,17 +133,23 @@ def _tokens(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def _parse(tokens: Iterator[tuple[bool, str]]) -> tuple[list[Any], str]:
-    """Return the nodes up to `end` or `else`, and that word."""
+    """Return the nodes up to `end` or `else`, and that word with the condition of an `else if`."""
     nodes: list[Any] = []
     for is_action, code in tokens:
         if not is_action:
             nodes.append(code)
-        elif code in ("end", "else"):
+        elif code.split()[0] in ("end", "else"):
             return nodes, code
-        elif code.split()[0] in ("if", "with", "define"):
-            inner, last = _parse(tokens)
-            other, _ = _parse(tokens) if last == "else" else ([], "")
-            nodes.append((code, inner, other))
+        elif code.split()[0] in ("if", "with", "range", "define"):
+            nodes.append(_block(code, tokens))
         else:
             nodes.append((code, [], []))
     return nodes, ""
+
+
+def _block(code: str, tokens: Iterator[tuple[bool, str]]) -> tuple[str, list[Any], list[Any]]:
+    """Return the node of a block, whose `end` is read; an `else if` is a block in its other part."""
+    inner, last = _parse(tokens)
+    if last == "else":
+        return code, inner, _parse(tokens)[0]
+    return code, inner, [_block(last.removeprefix("else "), tokens)] if last.startswith("else ") else []

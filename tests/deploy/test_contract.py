@@ -4,8 +4,10 @@ The test plays the kubelet (probes through start, drain and SIGTERM), the metric
 which sets the variables of MLServer, its agent, and the endpoint picker. No part of Kubernetes or KServe runs here.
 """
 
+import http.client
 import shutil
 import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -17,16 +19,19 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+from cryptography import x509
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from sklearn.linear_model import LinearRegression
 
 import text_models
+from access.access_models import KeyFile
+from access.authorities import Authority
 from e2e.forked_process import TEXT
 from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, free_ports, running_server, wait_until
 
-from .manifests import environment, pods
+from .manifests import chart, environment, page_values, pods
 
 PODS = dict(pods())
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -43,8 +48,14 @@ class Gated(trouble.SlowToLoad):
 """
 
 
+UNCHECKED = ssl._create_unverified_context()
+
+
 class Kubelet:
-    """Runs the probes of a container as the kubelet does: GET from a new connection, 200 to 399 is success."""
+    """Runs the probes of a container as the kubelet does: GET from a new connection, 200 to 399 is success.
+
+    With HTTPS it does not check the certificate.
+    """
 
     def __init__(self, container: Mapping[str, Any], port: int) -> None:
         self._container = container
@@ -52,11 +63,11 @@ class Kubelet:
 
     def probe(self, name: str) -> str:
         """Return "success", "failure" or "refused" of the startup, readiness or liveness probe."""
-        probe = self._container[f"{name}Probe"]
-        url = f"http://127.0.0.1:{self._port}{probe['httpGet']['path']}"
+        get = self._container[f"{name}Probe"]["httpGet"]
+        url = f"{get.get('scheme', 'HTTP').lower()}://127.0.0.1:{self._port}{get['path']}"
         request = urllib.request.Request(url, headers={"User-Agent": "kube-probe/1.32", "Connection": "close"})
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=UNCHECKED) as response:
                 return "success" if 200 <= response.status < 400 else "failure"
         except urllib.error.HTTPError:
             return "failure"
@@ -65,9 +76,11 @@ class Kubelet:
 
 
 @contextmanager
-def container(name: str, models: Path, variables: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+def container(
+    name: str, models: Path, variables: Mapping[str, str] | None = None, *, found: dict[str, Any] | None = None
+) -> Iterator[ServerProcess]:
     """Start the server with the arguments and variables of a manifest's container, on free ports."""
-    found = PODS[name]["containers"][0]
+    found = found or PODS[name]["containers"][0]
     http_port, grpc_port = free_ports(2)
     ports = {"8080": str(http_port), "8081": str(grpc_port), "9000": str(grpc_port)}
     labels = {"{{.Name}}": "iris", "{{.Labels.modelClass}}": "mlserver_sklearn.SKLearnModel"}
@@ -145,6 +158,61 @@ def test_the_runtime_of_our_own(tmp_path: Path) -> None:
         (labels,) = (each for each in body["outputs"] if each["name"] == "label")
         assert (status, labels["data"]) == (200, [0, 2])
         check_metrics(process)
+
+
+def test_the_chart_with_keys_tls_and_an_admin_port(tmp_path: Path) -> None:
+    """The pod gets ready, and what the annotations and the ServiceMonitor name can be scraped."""
+    pages = page_values()
+    objects = {
+        each["kind"]: each for each in chart(**pages["keys.yaml"] | pages["tls.yaml"] | pages["monitoring.yaml"])
+    }
+    template = objects["Deployment"]["spec"]["template"]
+    (found,) = template["spec"]["containers"]
+    (endpoint,) = objects["ServiceMonitor"]["spec"]["endpoints"]
+    shutil.copy(EXAMPLES / "iris.onnx", tmp_path / "iris.onnx")
+    secrets = {name: tmp_path / name.removeprefix("/") for name in ("/tls", "/keys")}
+    assert {each["mountPath"] for each in found["volumeMounts"]} >= {*secrets}
+    for folder in secrets.values():
+        folder.mkdir()
+    authority = Authority(tmp_path, "authority")
+    certificate = authority.issue("server", [x509.DNSName("test.default.svc")])
+    certificate.cert.rename(secrets["/tls"] / "tls.crt")
+    certificate.key.rename(secrets["/tls"] / "tls.key")
+    keys = KeyFile(secrets["/keys"] / "keys.toml")
+    scraper = keys.add("prometheus", ["read"])
+
+    (admin_port,) = free_ports(1)
+    arguments = [word.replace("=/", f"={tmp_path}/") for word in found["args"] if not word.startswith("--admin-port")]
+    arguments = [str(tmp_path / "iris.onnx") if word == "/models" else word for word in arguments]
+    started = {"args": [*arguments, f"--admin-port={admin_port}"], "env": []}
+    with container("helm", tmp_path, {"DRAGOMAN_CONTROL_TOKEN": "token of the secret"}, found=started) as process:
+        kubelet = Kubelet(found, process.http_port)
+        wait_until(lambda: kubelet.probe("startup") == "success", "the startup probe")
+        assert (kubelet.probe("readiness"), kubelet.probe("liveness")) == ("success", "success")
+
+        ports = {each["name"]: each["containerPort"] for each in found["ports"]}
+        annotations = template["metadata"]["annotations"]
+        assert annotations["prometheus.io/scheme"] == endpoint["scheme"] == "https"
+        assert int(annotations["prometheus.io/port"]) == ports[endpoint["targetPort"]] == ports["admin"]
+        trusted = ssl.create_default_context(cafile=str(authority.file))
+
+        def status(port: int, path: str, key: str) -> int:
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=TIMEOUT_S, context=trusted)
+            connection.sock = trusted.wrap_socket(
+                socket.create_connection(("127.0.0.1", port)), server_hostname=endpoint["tlsConfig"]["serverName"]
+            )
+            connection.request("GET", path, headers={"Authorization": f"Bearer {key}"})
+            response = connection.getresponse()
+            response.read()
+            connection.close()
+            return response.status
+
+        assert status(admin_port, endpoint["path"], scraper) == 200
+        assert status(admin_port, endpoint["path"], "wrong") == 401
+        assert status(process.http_port, endpoint["path"], scraper) == 403
+        assert status(process.http_port, "/v2/models/iris", scraper) == 200
+        renewed = keys.add("another", ["read"])
+        wait_until(lambda: status(process.http_port, "/v2/models/iris", renewed) == 200, "the new key")
 
 
 def check_metrics(process: ServerProcess) -> None:

@@ -5,8 +5,6 @@ This is all that can be checked without a cluster: no admission webhook, no CEL 
 
 import argparse
 import configparser
-import gzip
-import json
 import re
 import shutil
 import subprocess
@@ -22,60 +20,10 @@ from dragoman.settings import from_environment, parse_settings
 from dragoman_cluster.worker_command import add_arguments as add_worker_arguments
 
 from .manifests import CHART, DEPLOY, ROOT, chart, environment, kubernetes, load, pods
+from .resource_schemas import check_resource
 
-KUBERNETES = "1.32"
-SCHEMAS = Path(__file__).parent / "schemas"
 PODS = dict(pods())
 KSERVE_GRACE_S = 30  # the default of Kubernetes: a ServingRuntime does not set it
-VALUES: list[dict[str, Any]] = [
-    {},
-    {"image": {"repository": "registry/models", "tag": "1", "digest": "sha256:" + "a" * 64, "pullPolicy": "Always"}},
-    {"image": {"repository": "registry/models", "tag": "", "digest": "", "pullPolicy": "Always"}},
-    {"podLabels": {"team": "ml"}, "podAnnotations": {"note": "1"}, "imagePullSecrets": [{"name": "registry"}]},
-    {"environment": [{"name": "DRAGOMAN_TIMEOUT_S", "value": "5"}], "arguments": [], "httpPort": 9000},
-    {"models": {"claimName": "", "volume": {"nfs": {"server": "files", "path": "/models"}}}},
-    {"nodeSelector": {"gpu": "yes"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]},
-    {"affinity": {"podAntiAffinity": {}}, "service": {"type": "NodePort", "annotations": {"a": "b"}}},
-    {"podDisruptionBudget": {"enabled": False}, "networkPolicy": {"enabled": False}},
-]
-
-
-def closed(schema: Any) -> Any:
-    """Return a schema that rejects unknown fields, as `kubectl apply` with strict validation does."""
-    if isinstance(schema, list):
-        return [closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    result = {key: closed(value) for key, value in schema.items()}
-    is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
-    if isinstance(schema.get("properties"), dict) and not is_open:
-        result["additionalProperties"] = False
-    return result
-
-
-def check_kserve(resource: Any) -> None:
-    """Raise ValidationError if a resource does not match KServe's definition of its kind."""
-    import jsonschema
-
-    text = gzip.decompress((SCHEMAS / f"{resource['kind'].lower()}s.json.gz").read_bytes())
-    schema = closed(json.loads(text))
-    schema["properties"]["metadata"] = {"type": "object"}
-    # Not `jsonschema.validate`, which checks the schema itself first: that takes a minute here.
-    jsonschema.Draft7Validator(schema).validate(resource)
-
-
-def check_kubernetes(resource: Any) -> None:
-    """Raise ValidationError if a resource does not match the definition of its kind."""
-    import kubernetes_validate  # two seconds, as jsonschema
-
-    kubernetes_validate.validate(resource, KUBERNETES, strict=True)
-
-
-def check_values(values: Any) -> None:
-    """Raise ValidationError if values of the chart do not match its schema."""
-    import jsonschema
-
-    jsonschema.validate(values, json.loads((CHART / "values.schema.json").read_text()))
 
 
 def container(name: str) -> dict[str, Any]:
@@ -103,30 +51,13 @@ def test_kubernetes_manifests_are_valid() -> None:
     workers = [
         each for name in ("workers", "service", "networkpolicy") for each in load(f"kubernetes-workers/{name}.yaml")
     ]
-    for each in (*kubernetes(), *workers):
-        check_kubernetes(each)
-
-
-@pytest.mark.parametrize("values", VALUES, ids=lambda v: ",".join(v) or "default")
-def test_the_chart_renders_valid_objects(values: dict[str, Any]) -> None:
-    check_values({**yaml.safe_load((CHART / "values.yaml").read_text()), **values})
-    for each in chart(**values):
-        check_kubernetes(each)
-
-
-def test_values_of_the_chart_arrive() -> None:
-    changed = chart(**{key: value for values in VALUES[1:2] + VALUES[3:8] for key, value in values.items()})
-    (deployment,) = (each for each in changed if each["kind"] == "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    assert pod["containers"][0]["image"] == "registry/models@sha256:" + "a" * 64
-    assert pod["containers"][0]["env"] == VALUES[4]["environment"]
-    assert pod["containers"][0]["ports"][0] == {"name": "http", "containerPort": 9000}
-    assert pod["volumes"][0] == {"name": "models", "nfs": {"server": "files", "path": "/models"}}
-    assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
-    assert deployment["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
-    (image,) = (each for each in chart(**VALUES[2]) if each["kind"] == "Deployment")
-    assert image["spec"]["template"]["spec"]["containers"][0]["image"] == f"registry/models:{__version__}"
-    assert {each["kind"] for each in chart(**VALUES[8])} == {"Deployment", "Service"}
+    scaling = [
+        each
+        for name in ("hpa", "scaledobject", "servicemonitor")
+        for each in load(f"kubernetes-autoscaling/{name}.yaml")
+    ]
+    for each in (*kubernetes(), *workers, *scaling):
+        check_resource(each)
 
 
 def test_misspelled_fields_are_found() -> None:
@@ -136,19 +67,17 @@ def test_misspelled_fields_are_found() -> None:
     (deployment,) = (each for each in kubernetes() if each["kind"] == "Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["resourcez"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
-        check_kubernetes(deployment)
+        check_resource(deployment)
     (runtime,) = load("kserve/runtime-dragoman.yaml")
     runtime["spec"]["supportedModelFormats"][0]["autoselect"] = True
     with pytest.raises(jsonschema.ValidationError, match="autoselect"):
-        check_kserve(runtime)
-    with pytest.raises(jsonschema.ValidationError, match="replica"):
-        check_values({"replica": 1})
+        check_resource(runtime)
 
 
 @pytest.mark.parametrize("file", sorted((DEPLOY / "kserve").glob("*.yaml")), ids=lambda p: p.stem)
 def test_kserve_manifests_are_valid(file: Path) -> None:
     for each in load(f"kserve/{file.name}"):
-        check_kserve(each)
+        check_resource(each)
 
 
 # --- rules of the server -------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from access.access_models import KeyFile, bearer
 from e2e.server_process import wait_until
 from text_server import ReverseModel
 
+from .manifests import load
+
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 RULES = MONITORING / "rules.yaml"
@@ -37,6 +39,8 @@ ABSENT = re.compile(
     r"dragoman_(gpu|traces|logs|access_log|text_queue|text_batch_size|text_cache_usage|text_preemptions|text_token_seconds"
     r"|text_time_to_first_token|text_inter_token|text_finished)"
 )
+# Labels that a ServiceMonitor of the Prometheus Operator adds.
+OF_OPERATOR = {"namespace": "default", "service": "dragoman", "pod": "dragoman-0"}
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt-get install prometheus)"
 )
@@ -78,6 +82,23 @@ def page_queries() -> list[Query]:
                 lines.append(line)
         found += [Query("docs/monitoring.md", line) for line in lines]
     return found
+
+
+def autoscaling_queries() -> list[Query]:
+    """Return the queries of KEDA's ScaledObject and of prometheus-adapter, for one server; see docs/kubernetes.md."""
+    (page,) = re.findall(r"```promql\n(.*?)\n```", (ROOT / "docs" / "kubernetes.md").read_text(), re.DOTALL)
+    (scaled,) = load("kubernetes-autoscaling/scaledobject.yaml")
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == page
+    (adapter,) = load("kubernetes-autoscaling/adapter.yaml")
+    (rule,) = adapter["rules"]["custom"]
+    text = rule["metricsQuery"].replace("<<.Series>>", rule["seriesQuery"].partition("{")[0])
+    of_pods = text.replace("<<.LabelMatchers>>", 'namespace="default",pod=~"dragoman-0"').replace("<<.GroupBy>>", "pod")
+    return [
+        Query("scaledobject.yaml", page),
+        Query("adapter.yaml", rule["seriesQuery"]),
+        Query("adapter.yaml", of_pods),
+    ]
 
 
 def dashboard_queries() -> list[Query]:
@@ -205,7 +226,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
 
 def test_each_query_selects_samples_of_the_server(monitored: Monitored) -> None:
     """By labels that these have; this needs no Prometheus."""
-    queries = [*page_queries(), *dashboard_queries(), *rule_queries()]
+    queries = [*page_queries(), *dashboard_queries(), *rule_queries(), *autoscaling_queries()]
     samples = monitored.samples()
     checked = [query for query in queries if not ABSENT.search(query.text) and check_query(query, samples)]
     assert len(checked) > 60
@@ -216,7 +237,7 @@ def check_query(query: Query, samples: list[Any]) -> bool:
     text = re.sub(r"\w+:\w+:\w+", "", query.text)
     grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", text) for label in group.split(",")}
     selectors = re.findall(r"\b((?:dragoman|process)_\w+)(?:\{([^}]*)\})?", text)
-    added = {"job", "instance", "namespace"}  # by Prometheus
+    added = {"job", "instance", *OF_OPERATOR}  # by Prometheus
     for name, matchers in selectors:
         labels = {*re.findall(r"(\w+)(?:=~|!~|!=|=)", matchers)} - added
         found = [sample for sample in samples if sample.name == name]
@@ -241,7 +262,9 @@ class Prometheus:
                 {
                     "job_name": "dragoman",
                     "authorization": {"credentials": monitored.key},
-                    "static_configs": [{"targets": [monitored.server.http_url.removeprefix("http://")]}],
+                    "static_configs": [
+                        {"targets": [monitored.server.http_url.removeprefix("http://")], "labels": OF_OPERATOR}
+                    ],
                 }
             ],
         }
@@ -303,7 +326,7 @@ def prometheus(monitored: Monitored, tmp_path_factory: pytest.TempPathFactory) -
 @needs_prometheus
 def test_each_query_of_the_page_and_the_dashboard_returns_data(monitored: Monitored, prometheus: Prometheus) -> None:
     """Data are series of numbers; a ratio without requests is none."""
-    queries = [*page_queries(), *dashboard_queries()]
+    queries = [*page_queries(), *dashboard_queries(), *autoscaling_queries()]
     for query in queries:
         prometheus.values(query.text)  # also those for what a machine for tests lacks are valid
     left = [query for query in queries if not ABSENT.search(query.text)]

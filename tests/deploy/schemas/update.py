@@ -1,7 +1,10 @@
-"""Write the schemas of KServe's resources from a checkout of kserve/kserve: `python update.py CHECKOUT`.
+"""Write the schemas of custom resources from checkouts of the projects that define them.
 
-The files are the `openAPIV3Schema` of its custom resource definitions, without descriptions, defaults and status.
-KServe is licensed under Apache-2.0; the checkout used was commit aaac4e294dae2c7b1aa1886447793f3aa1c30912.
+    python update.py KSERVE KEDA PROMETHEUS_OPERATOR GATEWAY_API
+
+The files are the `openAPIV3Schema` of the resource definitions, without descriptions, defaults and status. All four
+projects are licensed under Apache-2.0; the checkouts used were kserve/kserve aaac4e294dae, kedacore/keda 8b4f083ca8c8,
+prometheus-operator/prometheus-operator 6adcebc5076c and kubernetes-sigs/gateway-api 4564255ac2c3.
 """
 
 import gzip
@@ -12,7 +15,16 @@ from typing import Any
 
 import yaml
 
-RESOURCES = {"clusterservingruntimes": "v1alpha1", "inferenceservices": "v1beta1"}
+_KSERVE = "config/crd/full/serving.kserve.io_"
+_OPERATOR = "example/prometheus-operator-crd/monitoring.coreos.com_"
+_GATEWAY = "config/crd/standard/gateway.networking.k8s.io_"
+# The plural name of a resource, the beginning of its file's path in each of the four checkouts, and its version.
+RESOURCES = (
+    {"clusterservingruntimes": (_KSERVE, "v1alpha1"), "inferenceservices": (_KSERVE, "v1beta1")},
+    {"scaledobjects": ("config/crd/bases/keda.sh_", "v1alpha1")},
+    {"servicemonitors": (_OPERATOR, "v1"), "prometheusrules": (_OPERATOR, "v1")},
+    {"httproutes": (_GATEWAY, "v1"), "grpcroutes": (_GATEWAY, "v1")},
+)
 _DROPPED = ("x-kubernetes-map-type", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations")
 
 
@@ -26,15 +38,19 @@ def reduced(value: Any) -> Any:
     return {k: reduced(v) for k, v in selected.items() if not (k == "description" and isinstance(v, str))}
 
 
-def main(checkout: Path) -> None:
-    for name, version in RESOURCES.items():
-        file = checkout / f"config/crd/full/serving.kserve.io_{name}.yaml"
-        versions = yaml.safe_load(file.read_text())["spec"]["versions"]
-        schema = next(reduced(v["schema"]["openAPIV3Schema"]) for v in versions if v["name"] == version)
-        del schema["properties"]["status"]
-        text = json.dumps(schema, separators=(",", ":"), sort_keys=True).encode()
-        (Path(__file__).parent / f"{name}.json.gz").write_bytes(gzip.compress(text, 9, mtime=0))
+def main(*checkouts: str) -> None:
+    for checkout, resources in zip(checkouts, RESOURCES, strict=True):
+        for name, (path, version) in resources.items():
+            write_schema(Path(checkout) / f"{path}{name}.yaml", name, version)
+
+
+def write_schema(file: Path, name: str, version: str) -> None:
+    versions = yaml.safe_load(file.read_text())["spec"]["versions"]
+    schema = next(reduced(v["schema"]["openAPIV3Schema"]) for v in versions if v["name"] == version)
+    schema["properties"].pop("status", None)
+    text = json.dumps(schema, separators=(",", ":"), sort_keys=True).encode()
+    (Path(__file__).parent / f"{name}.json.gz").write_bytes(gzip.compress(text, 9, mtime=0))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*sys.argv[1:])

@@ -16,3 +16,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 {{- end }}
+
+{{- define "dragoman.scheme" -}}
+{{- if .Values.tls.secretName -}}HTTPS{{- else -}}HTTP{{- end -}}
+{{- end }}
+
+{{- define "dragoman.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default .Release.Name }}
+{{- else -}}
+{{ .Values.serviceAccount.name | default "default" }}
+{{- end -}}
+{{- end }}
