@@ -4,10 +4,11 @@ import asyncio
 import inspect
 import logging
 import os
+import socket
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Self, Unpack
 from dragoman import plugins
 from dragoman.assembly import http_addresses, open_hosts
 from dragoman.core.audit import log_reload
-from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for, spec_of_object
@@ -149,6 +150,23 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         await self.stop(0.0)
 
+    def use_sockets(self, sockets: Mapping[str, socket.socket]) -> None:
+        """Listen on these sockets, http, grpc and admin, instead of binding the addresses of the settings.
+
+        Clients that connect while models are loaded, or while the server drains, wait for this process or the next.
+        The settings must have the addresses of the sockets. Raises InvalidInput with several processes.
+        """
+        settings = self.settings
+        if sockets and settings.processes != 1:
+            raise InvalidInput(
+                "setting 'processes': expected 1 with sockets of the service manager (LISTEN_FDS), "
+                f"got {settings.processes}"
+            )
+        hosts = {"admin": settings.admin_host or settings.host}
+        self._transports.inherited = {
+            (hosts.get(name, settings.host), getattr(settings, f"{name}_port")): sock for name, sock in sockets.items()
+        }
+
     async def listen(self) -> None:
         """Open the ports. The server is live, but not ready until `engine.start()` has loaded its models."""
         if not (self.settings.load_at_start or self.settings.allows_control):
@@ -263,6 +281,7 @@ class Server:
                 await asyncio.wait({waiting, loading}, return_when=asyncio.FIRST_COMPLETED)
                 if loading.done():
                     await loading
+                    await self._transports.begin_accepting()
                     await waiting
                 if signals is not None:
                     notify("STOPPING=1")

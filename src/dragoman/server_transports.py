@@ -33,6 +33,7 @@ from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcServer
 from dragoman.transports.http_server import HttpServer
+from dragoman.transports.listener import NONE_INHERITED, Inherited
 from dragoman.transports.recent_requests import RecentRequests
 from dragoman.transports.tls import TlsFiles
 
@@ -66,6 +67,7 @@ class ServerTransports:
         self._grpc: GrpcServer | None = None
         self._admin: HttpServer | None = None
         self.assembly: Assembly | None = None  # until it is started
+        self.inherited: Inherited = NONE_INHERITED  # sockets in place of addresses of the settings
         self.http_ports: list[int] = []
         self.grpc_port = self.admin_port = -1
         self.http_protocols: list[str] = []
@@ -98,10 +100,10 @@ class ServerTransports:
         if ports.admin:
             open_http, open_grpc = split_routes(http, grpc, administrative=False)
             self._admin = http_server(*split_routes(http, grpc, administrative=True), shows_requests=True)
-            (self.admin_port,) = await self._admin.start(ports.admin, shared=ports.is_shared)
+            (self.admin_port,) = await self._admin.start(ports.admin, shared=ports.is_shared, inherited=self.inherited)
         if ports.http:
             self._http = http_server(open_http, open_grpc, shows_requests=not ports.admin)
-            self.http_ports = await self._http.start(ports.http, shared=ports.is_shared)
+            self.http_ports = await self._http.start(ports.http, shared=ports.is_shared, inherited=self.inherited)
         for host, port in ports.grpc:
             self._grpc = GrpcServer(
                 self._engine,
@@ -111,7 +113,7 @@ class ServerTransports:
                 executor=assembly.executor,
                 access=assembly.access,
             )
-            self.grpc_port = await self._grpc.start(host, port, shared=ports.is_shared)
+            self.grpc_port = await self._grpc.start(host, port, shared=ports.is_shared, inherited=self.inherited)
         if tls is not None:
             tls.on_revoked.extend(s.abort_revoked for s in (self._http, self._grpc, self._admin) if s is not None)
         assembly.refresher.start()
@@ -128,6 +130,12 @@ class ServerTransports:
     def find_requests(self, query: FindRequests) -> list[dict[str, Any]]:
         """Return recent requests of this process, newest first."""
         return [] if self.assembly is None else self.assembly.recent.find(query)
+
+    async def begin_accepting(self) -> None:
+        """Accept connections of inherited sockets."""
+        for server in (self._http, self._grpc, self._admin):
+            if server is not None:
+                await server.begin_accepting()
 
     def begin_drain(self) -> None:
         """Close idle connections, and all others after their next response; new ones are still accepted."""

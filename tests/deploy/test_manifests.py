@@ -264,5 +264,22 @@ def test_systemd_unit(tmp_path: Path) -> None:
         unit.write_text(text.replace("/opt/dragoman/bin/dragoman", "/bin/true"))
         (tmp_path / "dragoman.service.d").mkdir()
         (tmp_path / "dragoman.service.d" / "override.conf").write_text(drop_in)
-        done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True)
+        sockets = [tmp_path / file.name for file in (DEPLOY / "systemd").glob("*.socket")]
+        for each in sockets:
+            each.write_text((DEPLOY / "systemd" / each.name).read_text())
+        done = subprocess.run([analyze, "verify", unit, *sockets], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_socket_units_are_those_of_the_service() -> None:
+    names, addresses = set(), set()
+    for file in (DEPLOY / "systemd").glob("*.socket"):
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.optionxform = str  # type: ignore[assignment,method-assign]
+        parser.read_string(file.read_text())
+        assert parser["Socket"].get("Service", f"{file.stem}.service") == "dragoman.service"
+        names.add(parser["Socket"]["FileDescriptorName"])
+        addresses.add(parser["Socket"]["ListenStream"])
+    settings = parse_settings()
+    assert names == {"http", "grpc"}
+    assert addresses == {f"{settings.host}:{settings.http_port}", f"{settings.host}:{settings.grpc_port}"}

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 import warnings
@@ -21,7 +22,7 @@ from dragoman.formats.grpc_messages import message_class
 from dragoman.server import Server, logger_levels, run
 from dragoman.settings import Settings, from_environment, parse_settings
 from dragoman.system import logs, process
-from dragoman.system.service_manager import notify
+from dragoman.system.service_manager import notify, take_sockets
 from dragoman.system.threads import call_in_thread, is_loading
 from dragoman.workers.local import GRACE_S
 from dragoman.workers.pool import Pool
@@ -123,6 +124,11 @@ def explain_address(error: OSError, settings: Settings) -> str:
 
 def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
     """Return the server that flags, environment and files describe, and prepare this process for it."""
+    try:
+        sockets = take_sockets(os.environ)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from error
+    flags = {**flags, **settings_of_sockets(sockets)}
     environment = from_environment(os.environ)
     forget_secrets()  # models in this process, and programs that they start, must not see them
 
@@ -146,4 +152,20 @@ def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
     process.shorten_switch_interval()
     server = Server(*paths, settings=settings)
     server.read_settings = read_settings
+    server.use_sockets(sockets)
     return server
+
+
+def settings_of_sockets(sockets: Mapping[str, socket.socket]) -> dict[str, Any]:
+    """Return the settings with the addresses of sockets. Raises InvalidInput if those of http and grpc differ."""
+    settings: dict[str, Any] = {}
+    hosts: dict[str, str] = {}
+    for name, sock in sockets.items():
+        hosts[name], settings[f"{name}_port"] = sock.getsockname()[:2]
+    if "admin" in hosts:
+        settings["admin_host"] = hosts.pop("admin")
+    if len({*hosts.values()}) > 1:
+        raise InvalidInput(f"sockets of the service manager: expected one host for http and grpc, got {hosts}")
+    if hosts:
+        settings["host"] = next(iter(hosts.values()))
+    return settings

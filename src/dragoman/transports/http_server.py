@@ -12,7 +12,7 @@ from dragoman.transports.http1.request_reader import Http1Context
 from dragoman.transports.http2.limits import http2_limits
 from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.requests import Http2Requests
-from dragoman.transports.listener import Listener
+from dragoman.transports.listener import NONE_INHERITED, Inherited, Listener
 
 
 class HttpServer:
@@ -27,7 +27,9 @@ class HttpServer:
         self._calls: GrpcCalls | None = None
         self._listener: Listener | None = None
 
-    async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
+    async def start(
+        self, addresses: Sequence[tuple[str, int]], *, shared: bool = False, inherited: Inherited = NONE_INHERITED
+    ) -> list[int]:
         """Listen and return the bound ports. Raises OSError if an address cannot be bound."""
         application, limits = self._application, self._application.limits
         streams: Http2Requests | GrpcCalls = Http2Requests(application)
@@ -37,12 +39,17 @@ class HttpServer:
             )
         wires = http1(Http1Context(application)), http2(streams, http2_limits(limits), application.executor)
         self._listener = Listener(*wires, limits=limits, tls=self._tls, counters=application.counters)
-        return await self._listener.start(addresses, shared=shared)
+        return await self._listener.start(addresses, shared=shared, inherited=inherited)
 
     def abort_revoked(self, revoked: frozenset[CertificateId]) -> None:
         """Close the connections of clients whose certificates have been revoked."""
         if self._listener is not None:
             self._listener.abort_revoked(revoked)
+
+    async def begin_accepting(self) -> None:
+        """See `Listener`."""
+        if self._listener is not None:
+            await self._listener.begin_accepting()
 
     def begin_drain(self) -> None:
         """Close idle connections, and every other one after its next response; new ones are still accepted."""

@@ -19,6 +19,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from dragoman.access.certificates import CertificateId, certificate_id
@@ -30,6 +31,10 @@ from dragoman.transports.limits import Limits
 from dragoman.transports.timer_wheel import TimerWheel
 
 log = logging.getLogger("dragoman.http")
+
+# Listening sockets of the service manager, by the address of the settings that each stands for.
+Inherited = Mapping[tuple[str, int], socket.socket]
+NONE_INHERITED: Inherited = MappingProxyType({})
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _BACKLOG = 2048
@@ -105,6 +110,7 @@ class Listener:
             tls.set_alpn_protocols(["h2", "http/1.1"] if http2 is not None else ["http/1.1"])
         self._servers: list[asyncio.Server] = []
         self._bound: list[tuple[socket.socket, Mapping[str, Any]]] = []
+        self._handed_over: set[socket.socket] = set()  # by a service manager, which keeps them open
         self._open: set[ListenerConnection] = set()
         self._has_certificates = tls is not None and tls.verify_mode != ssl.CERT_NONE
         self._certificates: dict[ListenerConnection, CertificateId] = {}  # of clients
@@ -115,9 +121,12 @@ class Listener:
         self._reserve = Reserve(limits, self.warnings)
         self._empty = asyncio.Event()
 
-    async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
+    async def start(
+        self, addresses: Sequence[tuple[str, int]], *, shared: bool = False, inherited: Inherited = NONE_INHERITED
+    ) -> list[int]:
         """Listen and return the bound ports. Raises OSError if an address cannot be bound."""
-        sockets = bind_sockets(addresses, shared=shared)
+        sockets = bind_sockets(addresses, shared=shared, inherited=inherited)
+        self._handed_over = {*inherited.values()} & {*sockets}
         options: dict[str, Any] = {}
         if self._tls is not None:
             options = {"ssl": self._tls, "ssl_handshake_timeout": self.limits.header_timeout_s}
@@ -125,15 +134,33 @@ class Listener:
         for bound in sockets:
             bound.setblocking(False)
             factory = partial(self._accept_first, bound, options)
-            server = await self.loop.create_server(factory, sock=bound, backlog=_BACKLOG, **options)
+            waits = bound in self._handed_over
+            server = await self.loop.create_server(
+                factory, sock=bound, backlog=_BACKLOG, start_serving=not waits, **options
+            )
             self._servers.append(server)
             self._bound.append((bound, options))
         return [s.getsockname()[1] for s in sockets]
 
+    async def begin_accepting(self) -> None:
+        """Accept connections of inherited sockets, which have waited until the models are loaded."""
+        for server, (bound, _) in zip(self._servers, self._bound, strict=True):
+            if bound in self._handed_over:
+                await server.start_serving()
+
     def begin_drain(self) -> None:
         """Close idle connections, and every other one after its next response; new ones are still accepted."""
         self.draining = True
+        self._leave_to_successor()
         self._drain_after(_READ_TURNS, [*self._open])
+
+    def _leave_to_successor(self) -> None:
+        """Accept no more connections of sockets that the service manager keeps open: they wait for the next process."""
+        for server, (bound, _) in [*zip(self._servers, self._bound, strict=True)]:
+            if bound in self._handed_over:
+                server.close()
+                self._servers.remove(server)
+        self._bound = [each for each in self._bound if each[0] not in self._handed_over]
 
     def _drain_after(self, turns: int, connections: list[ListenerConnection]) -> None:
         """Drain connections once what their clients have sent is read: else it would be lost, and they be reset."""
@@ -336,12 +363,14 @@ class _ProtocolDetector(asyncio.BufferedProtocol):
         self._transport.abort()
 
 
-def bind_sockets(addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[socket.socket]:
-    """Return sockets that listen on all addresses. Raises OSError if one cannot be bound."""
+def bind_sockets(
+    addresses: Sequence[tuple[str, int]], *, shared: bool = False, inherited: Inherited = NONE_INHERITED
+) -> list[socket.socket]:
+    """Return sockets that listen on all addresses, inherited ones first. Raises OSError if one cannot be bound."""
     sockets: list[socket.socket] = []
     try:
         for host, port in addresses:
-            bound = listening_socket(host, port, backlog=_BACKLOG, shared=shared)
+            bound = inherited.get((host, port)) or listening_socket(host, port, backlog=_BACKLOG, shared=shared)
             # Connections inherit it. asyncio does not set it, and bodies would wait 40 ms for the acknowledgement of
             # the headers.
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -37,7 +37,7 @@ from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Http2Handler, Http2Service, Http2Stream, StreamConnection
 from dragoman.transports.limits import Limits
-from dragoman.transports.listener import Listener
+from dragoman.transports.listener import NONE_INHERITED, Inherited, Listener
 from dragoman.transports.loop_delay import LOOP_LATE
 from dragoman.transports.observation import Observation, RequestRecord
 
@@ -321,14 +321,14 @@ class GrpcServer:
     def make_calls(self) -> GrpcCalls:
         return GrpcCalls(self._engine, self._protocols, self._limits, self._executor, access=self._access)
 
-    async def start(self, host: str, port: int, *, shared: bool = False) -> int:
+    async def start(self, host: str, port: int, *, shared: bool = False, inherited: Inherited = NONE_INHERITED) -> int:
         """Listen and return the port, which the system chooses for port 0. Raises OSError if it cannot be bound."""
         calls = self.make_calls()
         wire = http2(calls, http2_limits(self._limits), self._executor)
         listener = Listener(wire, limits=self._limits, tls=self._tls, counters=self._executor.counters)
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])
-        (bound,) = await listener.start([(host, port)], shared=shared)
+        (bound,) = await listener.start([(host, port)], shared=shared, inherited=inherited)
         self._calls, self._listener = calls, listener
         return bound
 
@@ -336,6 +336,11 @@ class GrpcServer:
         """Close the connections of clients whose certificates have been revoked."""
         if self._listener is not None:
             self._listener.abort_revoked(revoked)
+
+    async def begin_accepting(self) -> None:
+        """See `Listener`."""
+        if self._listener is not None:
+            await self._listener.begin_accepting()
 
     def begin_drain(self) -> None:
         """Send GOAWAY to the clients; new connections get one too."""
