@@ -12,6 +12,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for, spec_of_object
 from dragoman.server_transports import check_settings
+from dragoman.services import Services
 from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system.trace_settings import TraceSettings
@@ -70,7 +71,8 @@ class AsgiApplication:
             assembly = Assembly(self.settings, self._traces, is_asgi=True)
             engine.metric_sources.append(assembly.metrics)
             application = assembly.application(engine, self._protocols)
-            running = self._running = _Running(engine, application, assembly, self.settings.drain_s)
+            services = Services(engine, self.settings)
+            running = self._running = _Running(engine, application, assembly, services, self.settings.drain_s)
         return running
 
     async def _stop(self) -> None:
@@ -100,11 +102,14 @@ class AsgiApplication:
 class _Running:
     """An engine in the event loop that runs it. Its task closes the engine, also if the loop ends and cancels it."""
 
-    def __init__(self, engine: Engine, application: Application, assembly: Assembly, drain_s: float) -> None:
+    def __init__(
+        self, engine: Engine, application: Application, assembly: Assembly, services: Services, drain_s: float
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.application = application
         self._engine = engine
         self._assembly = assembly
+        self._services = services
         self._drain_s = drain_s
         self._stopping = asyncio.Event()
         if engine.audit is not None:
@@ -132,13 +137,16 @@ class _Running:
             except Exception:
                 log.exception("the models could not be loaded")
                 return
+            await self._services.start(self._assembly)
             await self._stopping.wait()
+            await self._services.close()
             try:
                 async with asyncio.timeout(self._drain_s):
                     await self._engine.drain()
             except TimeoutError:
                 log.warning("calls were still running after %g s and are cancelled", self._drain_s)
         finally:
+            await self._services.close()
             await self._engine.close()
             await self._assembly.close()
             if self._engine.audit is not None:

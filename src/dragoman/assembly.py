@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -19,6 +20,7 @@ from dragoman.access.tokens import TokenRules, TokenVerifier
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.core.options import split_list, values
+from dragoman.core.state_store import state_file
 from dragoman.engine.call_handler import CallHandler
 from dragoman.engine.model_files import response_dialect
 from dragoman.formats.policy import CREDENTIALS, Policy
@@ -116,9 +118,29 @@ def protocol_policy(settings: Settings, traces: TraceSettings | None = None) -> 
     regions = SharedRegions(settings.max_body_bytes) if settings.shared_memory else None
     own = (traces or TraceSettings()) if settings.processes == 1 else None
     dialect = response_dialect(settings.responses_as)
+    folder = files_folder(settings)
     return Policy(
-        **values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own, dialect=dialect
+        **values(ProtocolOptions, settings),
+        forward_headers=headers,
+        regions=regions,
+        traces=own,
+        dialect=dialect,
+        upload_folder="" if folder is None else str(folder),
     )
+
+
+def files_folder(settings: Settings) -> Path | None:
+    """Return the folder of files of services that outlive the server, None if they do not. Raises InvalidInput."""
+    if not settings.state:
+        if settings.files_folder:
+            raise InvalidInput("setting 'files_folder' needs 'state', which knows the files")
+        return None
+    if settings.processes != 1:  # there are no services
+        return None
+    if settings.files_folder:
+        return Path(settings.files_folder).absolute()
+    state = state_file(settings.state)
+    return state.with_name(f"{state.stem}-files")
 
 
 def split_routes(

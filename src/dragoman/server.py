@@ -22,6 +22,7 @@ from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for, spec_of_object
 from dragoman.server_transports import ServerTransports, make_kafka_input, make_worker_port
+from dragoman.services import Services
 from dragoman.settings import GROUPS, SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system import event_loop, logs
@@ -57,6 +58,7 @@ class Server:
         self.engine = make_engine(paths, specs, self.settings, worker_port=self.worker_port)
         if self.worker_port is not None:
             self.worker_port.use_store(self.engine.store)
+        self._services = Services(self.engine, self.settings)
         self._transports = _make_transports(self.engine, self.settings)
         self._kafka = make_kafka_input(self.engine, self.settings)
         self._thread: event_loop.LoopThread | None = None
@@ -178,6 +180,7 @@ class Server:
             if self.worker_port is not None:
                 await self.worker_port.start()
             await self._transports.start()
+            await self._services.start(self._transports.assembly)
             if self._kafka is not None:
                 await self._kafka.start()
         except BaseException:
@@ -247,6 +250,7 @@ class Server:
         self._transports.begin_drain()
         if self._kafka is not None:
             self._kafka.begin_drain()
+        await self._services.close()
         try:
             async with asyncio.timeout(grace_s if grace_s > 0 else 0.001):
                 await self.engine.drain()

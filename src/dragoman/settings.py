@@ -15,6 +15,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.options import (
     RENAMED,
     SECRET_FILES,
+    FileOptions,
     KafkaOptions,
     ModelOptions,
     Option,
@@ -113,6 +114,7 @@ class ProtocolOptions:
     max_elements: Annotated[int, Option("elements of a tensor; beyond it 400", LIMITS)] = 1 << 31
     max_bytes_elements: Annotated[int, Option("elements of a BYTES tensor; beyond it 400", LIMITS)] = 1 << 20
     max_tensors: Annotated[int, Option("inputs or outputs of a request; beyond it 400", LIMITS)] = 1024
+    max_file_bytes: Annotated[int, Option("bytes of an uploaded file; beyond it 413", LIMITS, minimum=1)] = 512 << 20
     max_sequences: Annotated[
         int, Option("completions generated for one prompt (n, best_of or beams); beyond it 400", LIMITS, minimum=1)
     ] = 16
@@ -229,7 +231,7 @@ class TransportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, ProtocolOptions):
+class Settings(ModelOptions, WorkerOptions, KafkaOptions, FileOptions, TransportOptions, ProtocolOptions):
     """Settings of a server; every default suits a first try on one machine."""
 
     host: Annotated[
@@ -505,7 +507,8 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     ] = 0.0
 
     protocols: Annotated[str, Option("protocols to serve", PROTOCOLS)] = (
-        "oip_rest,oip_generate,umbridge,lmi,tgi,openai,anthropic,ollama,kserve_v1,oip_grpc,metrics,usage"
+        "oip_rest,oip_generate,umbridge,lmi,tgi,openai,anthropic,ollama,kserve_v1,oip_grpc,metrics,usage,batches,"
+        "message_batches"
     )
     server_name: Annotated[str, Option("name of the server in its metadata", PROTOCOLS)] = "dragoman"
     default_model: Annotated[

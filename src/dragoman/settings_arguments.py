@@ -52,6 +52,7 @@ class SettingsArguments(TypedDict, total=False):
     unload_idle_s: float
     watch_quiet_s: float
     load_on_demand: bool
+    files_folder: str
     max_batch_wait_s: float
     batch_linger: float
     max_queue: int
@@ -101,6 +102,7 @@ class SettingsArguments(TypedDict, total=False):
     max_elements: int
     max_bytes_elements: int
     max_tensors: int
+    max_file_bytes: int
     max_sequences: int
     max_body_bytes: int
     max_bodies_bytes: int
@@ -118,6 +120,11 @@ class SettingsArguments(TypedDict, total=False):
     keep_alive_timeout_s: float
     max_connection_age_s: float
     max_connection_age_grace_s: float
+    max_files: int
+    max_files_bytes: int
+    max_batches: int
+    max_batch_lines: int
+    max_batch_calls: int
 
     # Protocols
     protocols: str

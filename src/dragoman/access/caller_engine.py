@@ -40,6 +40,7 @@ from dragoman.core.chunks import ChunkStream, Take
 from dragoman.core.errors import DragomanError, Forbidden, RateLimited
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
+from dragoman.core.services import ServiceCall
 from dragoman.core.usage import RateLimits, ReadUsage, TokenBudget, UsageMeter
 from dragoman.engine.call_handler import CallHandler
 from dragoman.engine.counters import OK
@@ -261,6 +262,10 @@ class CallerEngine:
                 return structs.replace(request, call=call, caller=caller)
             if "admin" not in self.grant.roles:
                 request = structs.replace(request, call=dataclasses.replace(call, owner=caller.owner))
+        if isinstance(call, ServiceCall):
+            if call.runs_later and self.grant.has_limits and caller.owner.startswith("jwt:"):
+                raise Forbidden("a token with limits cannot leave work for later, when it is not known: use an API key")
+            return structs.replace(request, models=models, caller=caller)
         if models is None or isinstance(call, _OPEN):
             return structs.replace(request, caller=caller)
         if request.models != models:

@@ -236,6 +236,13 @@ class AccessControl:
             raise Unauthorized(f"key '{grant.name}' or its certificate has expired")
         return grant
 
+    def grant_of(self, owner: str) -> Grant | None:
+        """Return what the owner of state may do now, None if it has no key, or only an expired one."""
+        if not self._rules.needs_credentials and not owner:
+            return ANONYMOUS
+        now_s = time.time()
+        return next((g for g in self._grants.values() if g.owner == owner and g.expires_s > now_s), None)
+
     def is_current(self, version: int, expires_s: float) -> bool:
         """Return whether what `authorize` returned when `version` was that of the keys still holds."""
         return version == self.version and time.time() < expires_s

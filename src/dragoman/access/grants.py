@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dragoman.core.callers import Caller, Priority
 from dragoman.core.errors import RateLimited
@@ -125,6 +125,10 @@ class Grant:
         shorter = copy.copy(self)
         object.__setattr__(shorter, "expires_s", expires_s)
         return shorter
+
+    def in_background(self) -> "Grant":
+        """Return this grant with the lowest priority, and with the same limits: calls of both count together."""
+        return replace(self, priority="low")
 
     def is_equivalent(self, other: "Grant | None") -> bool:
         """Return whether another grant allows the same."""

@@ -38,7 +38,8 @@ class FairShares:
         if not count:
             self._served[owner] = max(self._served.get(owner, 0.0), self._least())
         self._requests[owner] = count + 1
-        self._weights[owner] = WEIGHTS[caller.priority]
+        # Its requests may be of several classes: those of its batches have the lowest one.
+        self._weights[owner] = max(WEIGHTS[caller.priority], self._weights[owner] if count else 0.0)
         self._update()
 
     def leave(self, caller: Caller) -> None:

@@ -104,6 +104,11 @@ class StateTable:
         if self._store.is_writable:
             self._store._change(_Change(self._name, (owner, key), None))
 
+    @property
+    def outlives_server(self) -> bool:
+        """Whether the rows are in a file, though it may not be writable now."""
+        return self._store.is_configured
+
     async def flush(self) -> bool:
         """Wait until all changes so far are on disk; return whether they are. See `StateStore.flush`."""
         return await self._store.flush()
@@ -117,7 +122,7 @@ class StateStore:
     """
 
     def __init__(self, path: str = "", *, lock_wait_s: float = LOCK_WAIT_S) -> None:
-        self.path = _file(path) if path else None
+        self.path = state_file(path) if path else None
         self.problem = ""
         self.is_writable = False
         self._lost = 0  # values that were not kept for want of memory
@@ -353,7 +358,7 @@ def _sqlite() -> Any:
     return sqlite3
 
 
-def _file(path: str) -> Path:
+def state_file(path: str) -> Path:
     """Return the absolute path of the file that the setting names. Raises InvalidInput without its folder."""
     file = Path(path).absolute()
     file = file / FILE_NAME if file.is_dir() else file

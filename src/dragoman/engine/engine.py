@@ -29,6 +29,7 @@ from dragoman.core.kinds import UNKNOWN
 from dragoman.core.metrics import Family, FamilyCollector
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
+from dragoman.core.services import Service, ServiceCall
 from dragoman.core.signature import Signature
 from dragoman.core.spec import SiblingModels, check_load_name, check_name
 from dragoman.core.state_store import StateStore
@@ -107,6 +108,7 @@ class Engine:
     ) -> None:
         self._identity = identity or ServerIdentity()
         self.store = store or StateStore()
+        self.services: Mapping[str, Service] = {}  # by name, for `ServiceCall`
         self.meter = meter
         self.audit = audit
         self._records = RecordStore(max_records, table=self.store.table("records") if max_records else None)
@@ -350,9 +352,18 @@ class Engine:
                 answer = tuple(map(self.description, answered))
             case calls.Measure():
                 answer = await self._measurements()
+            case ServiceCall() as call:
+                await ensure_task()
+                answer = await self._service(call).answer(request)
             case _:
                 answer = self._state(request)
         return Response(answer, request.model, request.version)
+
+    def _service(self, call: ServiceCall[Any]) -> Service:
+        found = self.services.get(call.service)
+        if found is None:
+            raise NotSupported(f"{call.service} need a server of one process: expected --processes 1")
+        return found
 
     def _state(self, request: Request[Any]) -> object:
         """Return the answer to a call about the server or its models."""

@@ -21,6 +21,7 @@ class Policy(ProtocolOptions):
     regions: the shared memory of clients, None if the operator has not enabled it.
     traces: which requests are traced; None if several processes answer requests, each with its own log and traces.
     dialect: habits of another server, by the setting `responses_as`.
+    upload_folder: where large uploads are received; "": the system's folder of temporary files.
     irregular_texts: BYTES in JSON may hold null, and a single text may have its length as shape, as in MLServer.
     """
 
@@ -29,6 +30,7 @@ class Policy(ProtocolOptions):
     traces: TraceSettings | None = None
     dialect: Dialect = OWN
     irregular_texts: bool = False
+    upload_folder: str = ""
 
     def of(self, owner: str) -> "Policy":
         """Return these settings for the requests of an owner, who has shared memory of its own."""

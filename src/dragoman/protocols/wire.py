@@ -217,14 +217,24 @@ class MessageSession(Protocol):
         """Return the lines for a response that is not streamed, such as an error."""
 
 
+class Spool(msgspec.Struct, frozen=True):
+    """Where the body of a large request is received: in a temporary file in a folder ("": the system's).
+
+    max_bytes: of such a body, instead of the limit of the server.
+    """
+
+    max_bytes: int
+    folder: str = ""
+
+
 class Route(msgspec.Struct, frozen=True):
     """`pattern` is a path with parameters in braces, such as `/v2/models/{model}/infer`.
 
     `health` marks a health check, which is answered on connections beyond the limits and without a key too. `role` is
     what a caller with a key needs. `is_administrative`: with an admin port it is served there only, as are all routes
     for the role admin. `is_public`: needs no key. `calls_handlers`: its endpoint calls custom handlers itself. Without
-    an `operation`, the route is not in the OpenAPI document. A GET over HTTP/1.1 that asks for a WebSocket gets a
-    `session`, if the route has one.
+    an `operation`, the route is not in the OpenAPI document. `spool`: large bodies go to a file. A GET over HTTP/1.1 that
+    asks for a WebSocket gets a `session`, if the route has one.
     """
 
     method: str
@@ -237,6 +247,7 @@ class Route(msgspec.Struct, frozen=True):
     calls_handlers: bool = False
     operation: Operation | None = None
     session: Callable[[HttpRequest], MessageSession] | None = None
+    spool: Spool | None = None
 
 
 class HttpError(Exception):

@@ -23,7 +23,7 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
     def __init__(self, name: str) -> None:
         super().__init__(prefix=f"{_PREFIX}{name}-", ignore_cleanup_errors=True)
         self.path = Path(self.name).resolve()
-        self._descriptor = _lock(self.path)
+        self._descriptor = lock_folder(self.path)
 
     def cleanup(self) -> None:
         super().cleanup()
@@ -36,12 +36,12 @@ def remove_abandoned_folders() -> None:
     """Delete the temporary folders of processes that were killed: nobody holds the lock."""
     with suppress(OSError):  # there may be no folder for temporary files
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            if time.time() - folder.stat().st_mtime > _YOUNG_S and (descriptor := _lock(folder)) >= 0:
+            if time.time() - folder.stat().st_mtime > _YOUNG_S and (descriptor := lock_folder(folder)) >= 0:
                 os.close(descriptor)
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock(folder: Path) -> int:
+def lock_folder(folder: Path) -> int:
     """Return the descriptor of a folder that this process alone has locked, -1 if it cannot be locked."""
     if sys.platform == "win32":
         return -1

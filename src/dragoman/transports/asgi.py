@@ -24,7 +24,7 @@ from dragoman.system.request_context import (
     variables_of,
 )
 from dragoman.transports.application import Application, RequestSummary
-from dragoman.transports.bodies import GrowingBody, too_large
+from dragoman.transports.bodies import GrowingBody, SpooledBody, growing_body, too_large
 from dragoman.transports.counters import TransportCounters
 from dragoman.transports.limits import Limits
 from dragoman.transports.loop_delay import LOOP_LATE
@@ -57,19 +57,20 @@ class AsgiRequest:
         self._receive = receive
         self._send = send
         self._limits = limits
+        self.body: GrowingBody | SpooledBody | None = None  # once its endpoint is known
         self._is_aborted = False
         self.statuses: defaultdict[int, int] = counters.unmatched
 
     # --- request body --------------------------------------------------------------------------------------------
 
-    async def read(self, body: GrowingBody) -> None:
+    async def read(self, body: GrowingBody | SpooledBody, max_bytes: int) -> None:
         """Receive the whole body.
 
         Raises HttpError if it is too large or too slow, CancelledError if the client has disconnected.
         """
         length, limits = self.headers.get("content-length", ""), self._limits
-        if length.isdecimal() and int(length) > limits.max_body_bytes:
-            raise too_large(limits.max_body_bytes)
+        if length.isdecimal() and int(length) > max_bytes:
+            raise too_large(max_bytes)
         started_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(limits.body_timeout_s) as timer:
@@ -159,18 +160,18 @@ class AsgiRequest:
 async def respond(application: Application, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer one HTTP request. Raises ResponseAborted if a response was begun and could not be completed."""
     writer = AsgiRequest(scope, receive, send, application.limits, application.counters)
-    body = GrowingBody(application.limits.max_body_bytes, application.bodies)
     try:
-        await _respond(application, scope, writer, body)
+        await _respond(application, scope, writer)
     except asyncio.CancelledError:
         if not writer.is_disconnected:
             raise
     finally:
-        application.bodies.release(body.size)
+        if writer.body is not None:
+            application.bodies.release(writer.body.size)
     writer.check_complete()
 
 
-async def _respond(application: Application, scope: Scope, writer: AsgiRequest, body: GrowingBody) -> None:
+async def _respond(application: Application, scope: Scope, writer: AsgiRequest) -> None:
     match: Match | None = None
     client = partial(_client_host, scope)
     try:
@@ -180,8 +181,11 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
         if match.is_sheddable and application.executor.loop_delay.rejects():
             raise LOOP_LATE
         application = application.authorize(match, scope["method"], writer.headers, client).application
+        spool = match.spool
+        max_bytes = application.limits.max_body_bytes if spool is None else spool.max_bytes
+        body = writer.body = growing_body(max_bytes, application.bodies, spool)
         if match.endpoint is not None:
-            await writer.read(body)
+            await writer.read(body, max_bytes)
         at_once = body.size <= INLINE and application.is_plain(match, writer.headers)
         query = scope.get("query_string", b"").decode("latin-1")
         request = HttpRequest(

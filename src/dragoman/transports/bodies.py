@@ -1,7 +1,10 @@
 """Request bodies: how much memory they take together, and buffers that receive them."""
 
+import mmap
+import tempfile
+
 from dragoman.core.errors import Overloaded
-from dragoman.protocols.wire import Buffer, HttpError
+from dragoman.protocols.wire import Buffer, HttpError, Spool
 from dragoman.system.shared_memory import allocate
 
 # Most memory allocated at first, because a client may announce any length. Pages that are not written take no memory.
@@ -12,6 +15,9 @@ _BYTES_PER_COPIED = 2
 # Bodies up to this size (bytes) may exceed the limit by a share of it, 1 / SMALL_SHARE.
 SMALL_BODY = 1 << 16
 SMALL_SHARE = 16
+# Bodies up to this size stay in memory also where larger ones go to a file, of which this much is read at a time.
+SMALL_SPOOL = 1 << 18
+_SPOOL_BLOCK = 1 << 18
 
 
 class BodyMemory:
@@ -174,6 +180,67 @@ class GrowingBody:
     def take(self) -> Buffer:
         data, self._data = self._data, bytearray()
         return memoryview(data).toreadonly()
+
+
+class SpooledBody:
+    """A body that is received into a file without a name, which ends with it. `length`: -1 if it is not known.
+
+    Its bytes count in `memory` too, which so bounds all uploads together. Writing to a file is a copy to the page cache
+    as a rule. `append` and `advance` raise HttpError 507 if the disk is full.
+    """
+
+    __slots__ = ("_block", "_file", "_max_bytes", "_memory", "length", "size")
+
+    def __init__(self, length: int, memory: BodyMemory, spool: Spool) -> None:
+        self.length = length
+        self.size = 0
+        self._memory = memory
+        self._max_bytes = spool.max_bytes
+        self._block = memoryview(bytearray(_SPOOL_BLOCK))
+        try:
+            self._file = tempfile.TemporaryFile(buffering=0, dir=spool.folder or None)  # noqa: SIM115
+        except OSError as error:
+            raise _storage_full(error) from error
+
+    def free_space(self) -> memoryview:
+        return self._block[: min(_SPOOL_BLOCK, self.length - self.size)]
+
+    def advance(self, count: int) -> None:
+        self.append(self._block[:count])
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Raises HttpError 413 if the body is too large, 503 if all bodies take too much, 507 if the disk is full."""
+        if self.size + len(data) > self._max_bytes:
+            raise too_large(self._max_bytes)
+        self._memory.reserve(len(data), self.size + len(data))
+        self.size += len(data)
+        view = memoryview(data)
+        try:
+            while len(view):
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            raise _storage_full(error) from error
+
+    def take(self) -> Buffer:
+        """Return the bytes, which stay in the file."""
+        if not self.size:
+            return b""
+        with self._file as file:
+            return memoryview(mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ))
+
+
+def _storage_full(error: OSError) -> HttpError:
+    return HttpError(507, f"the upload cannot be stored: {error.strerror or error}", (("connection", "close"),))
+
+
+def fixed_body(length: int, memory: BodyMemory, spool: Spool | None) -> FixedBody | SpooledBody:
+    """Return what receives a body of known length."""
+    return FixedBody(length, memory) if spool is None or length <= SMALL_SPOOL else SpooledBody(length, memory, spool)
+
+
+def growing_body(max_bytes: int, memory: BodyMemory, spool: Spool | None) -> GrowingBody | SpooledBody:
+    """Return what receives a body of unknown length."""
+    return GrowingBody(max_bytes, memory) if spool is None else SpooledBody(-1, memory, spool)
 
 
 def too_large(max_bytes: int) -> HttpError:

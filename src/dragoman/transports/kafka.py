@@ -22,9 +22,10 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.foreign_code import is_interruption
 from dragoman.core.options import KafkaOptions
 from dragoman.engine.call_handler import CallHandler
-from dragoman.protocols.wire import JSON_TYPE, Buffer, Headers, HttpRequest, HttpResponse
+from dragoman.protocols.wire import JSON_TYPE, HttpRequest
 from dragoman.system.request_context import client_request_id, new_context
 from dragoman.transports.application import Application
+from dragoman.transports.response_writer import CollectingWriter
 
 log = logging.getLogger("dragoman.kafka")
 
@@ -219,7 +220,7 @@ class KafkaInput:
         request = msgspec.structs.replace(request, params=match.params)
         delay_s, end_s = _FIRST_RETRY_S, time.monotonic() + _RETRY_S
         while True:
-            response = _Response()
+            response = CollectingWriter()
             await application.answer(match, request, response)
             if response.status == 200:
                 break
@@ -247,38 +248,6 @@ class KafkaInput:
 
 class _Abandoned(Exception):
     """The server stops before a message has been answered."""
-
-
-class _Response:
-    """A response writer that keeps the response."""
-
-    is_disconnected = False
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: Headers = ()
-        self.body = bytearray()
-
-    @property
-    def started(self) -> bool:
-        return self.status > 0
-
-    async def send(self, response: HttpResponse) -> None:
-        await self.start(response.status, response.headers)
-        for part in response.body:
-            self.body += part
-
-    async def start(self, status: int, headers: Headers) -> None:
-        self.status, self.headers = status, headers
-
-    def write(self, chunk: Buffer) -> None:
-        self.body += chunk
-
-    async def end(self, chunk: Buffer) -> None:
-        self.body += chunk
-
-    def abort(self) -> None:
-        self.status = 500
 
 
 def _to_http(message: Any) -> tuple[str, HttpRequest]:

@@ -86,3 +86,35 @@ class CorsResponseWriter(ForwardingWriter):
 
     async def start(self, status: int, headers: Headers) -> None:
         await super().start(status, (*headers, *self._added))
+
+
+class CollectingWriter:
+    """A response writer that keeps the response."""
+
+    is_disconnected = False
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = ()
+        self.body = bytearray()
+
+    @property
+    def started(self) -> bool:
+        return self.status > 0
+
+    async def send(self, response: HttpResponse) -> None:
+        await self.start(response.status, response.headers)
+        for part in response.body:
+            self.body += part
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, headers
+
+    def write(self, chunk: Buffer) -> None:
+        self.body += chunk
+
+    async def end(self, chunk: Buffer) -> None:
+        self.body += chunk
+
+    def abort(self) -> None:
+        self.status = 500

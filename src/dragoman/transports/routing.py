@@ -20,6 +20,7 @@ from dragoman.protocols.wire import (
     MessageSession,
     Role,
     Route,
+    Spool,
 )
 from dragoman.transports.counters import HTTP_STATUSES, Statuses, TransportCounters
 
@@ -43,7 +44,7 @@ class Match(msgspec.Struct, frozen=True):
 
     `health`: it is a health check. `role`: what a caller with a key needs, unless the path `is_public`. `statuses`
     counts the responses of the protocol by status. `route`: the pattern of the path, "" if it has none; then `path` is
-    its beginning. `session` as for a `Route`.
+    its beginning. `session`, `spool` as for a `Route`.
     """
 
     endpoint: Endpoint | None
@@ -57,6 +58,7 @@ class Match(msgspec.Struct, frozen=True):
     is_public: bool = False
     path: str = ""
     session: Callable[[HttpRequest], MessageSession] | None = None
+    spool: Spool | None = None
 
     @property
     def is_sheddable(self) -> bool:
@@ -186,6 +188,7 @@ class Router:
             return Match(
                 route.endpoint, protocol, params, "", health, route.role, statuses, route.pattern, is_public,
                 session=route.session,
+                spool=route.spool,
             )  # fmt: skip
         methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
         allow = ", ".join(sorted(methods))

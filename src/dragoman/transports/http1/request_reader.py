@@ -23,7 +23,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Buffer, HttpError
 from dragoman.system.request_context import running_in_thread
 from dragoman.transports.application import Application
-from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
+from dragoman.transports.bodies import FixedBody, GrowingBody, SpooledBody, fixed_body, growing_body, too_large
 from dragoman.transports.http1.chunks import ChunkedDecoder
 from dragoman.transports.http1.headers import CHUNKED, MAX_CACHED_BYTES, HeaderCache, HeaderParser, Http1Headers
 
@@ -102,8 +102,8 @@ class RequestReader:
         self._parser: HeaderParser | None = None  # of incomplete headers; _parsed bytes of them so far
         self._parsed = 0
         self._head: Http1Headers | None = None  # whose body is incomplete
-        self._body: FixedBody | None = None
-        self._growing: GrowingBody | None = None
+        self._body: FixedBody | SpooledBody | None = None
+        self._growing: GrowingBody | SpooledBody | None = None
         self._chunks: ChunkedDecoder | None = None
         self._skipping = 0  # bytes of a body to skip
         self._last: tuple[bytes, Http1Headers] | None = (
@@ -216,7 +216,8 @@ class RequestReader:
 
     def _start_request(self, head: Http1Headers) -> RequestEvent | None:
         """Headers are complete: return the request if its body is too."""
-        length, max_bytes = head.length, self._context.limits.max_body_bytes
+        length, spool = head.length, None if head.match is None else head.match.spool
+        max_bytes = self._context.limits.max_body_bytes if spool is None else spool.max_bytes
         if head.error is not None:
             return self._reject(head, head.error)
         if self._check is not None and (error := self._check(head)) is not None:
@@ -232,10 +233,10 @@ class RequestReader:
             return Http1Request(head, self._data[start : start + length])
         self._head = head
         if length == CHUNKED:
-            self._growing = GrowingBody(max_bytes, self._context.bodies)
+            self._growing = growing_body(max_bytes, self._context.bodies, spool)
             self._chunks = ChunkedDecoder(self._growing.append)
         else:
-            self._body = FixedBody(length, self._context.bodies)
+            self._body = fixed_body(length, self._context.bodies, spool)
         if head.expects_continue and not available:
             return _CONTINUE
         return self._read_body(head)

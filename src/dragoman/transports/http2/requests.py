@@ -32,7 +32,7 @@ from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpRespons
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import client_request_id, new_context, variables_of
 from dragoman.transports.application import Application, RequestSummary
-from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
+from dragoman.transports.bodies import FixedBody, GrowingBody, SpooledBody, fixed_body, growing_body, too_large
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.http2.request import Http2Headers, merge_fields
 from dragoman.transports.http2.stream import Buffer, Http2Stream
@@ -76,7 +76,7 @@ class Http2Request:
         self._context = new_context(client_request_id(self._headers))
         if headers.authority:
             self._headers["host"] = headers.authority
-        self._body: FixedBody | GrowingBody | None = None
+        self._body: FixedBody | GrowingBody | SpooledBody | None = None
         self._match: Match | None = None
         self._task: asyncio.Task[None] | None = None
         self._can_write: asyncio.Future[None] | None = None
@@ -107,12 +107,14 @@ class Http2Request:
         of_client = (lambda: connection.host), (lambda: connection.certificate)
         caller = application.authorize(self._match, method, self._headers, *of_client)
         self._application = caller.application
-        if length > application.limits.max_body_bytes:
-            raise too_large(application.limits.max_body_bytes)
+        spool = self._match.spool
+        max_bytes = application.limits.max_body_bytes if spool is None else spool.max_bytes
+        if length > max_bytes:
+            raise too_large(max_bytes)
         self._body = (
-            FixedBody(length, application.bodies)
+            fixed_body(length, application.bodies, spool)
             if length > 0
-            else GrowingBody(application.limits.max_body_bytes, application.bodies)
+            else growing_body(max_bytes, application.bodies, spool if self._match.endpoint is not None else None)
         )
 
     # --- request ---------------------------------------------------------------------------------------------------
