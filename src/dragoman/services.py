@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import shutil
 from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
@@ -35,28 +34,34 @@ _JWT_OWNER = "jwt:"
 
 
 class Services:
-    """The services of an engine, in a server of one process: they share files and limits, which are in its memory.
-
-    Raises InvalidInput if the folder of files cannot be used.
-    """
+    """The services of an engine, in a server of one process: they share files and limits, which are in its memory."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine, self._settings = engine, settings
         self._services: dict[str, Service] = {}
+        self._jobs: Jobs | None = None
         self._temporary: TemporaryFolder | None = None
         self._lock = -1
-        self._has_started = False
-        self._makers: dict[str, MakeService] = dict(hooks.all_of("services")) if settings.processes == 1 else {}
-        if not self._makers:
+
+    async def start(self, assembly: Assembly | None) -> None:
+        """Begin to work, with the limits and the access control of the server's requests; with None, do nothing.
+
+        Raises InvalidInput if the folder of files cannot be used.
+        """
+        makers: dict[str, MakeService] = {} if assembly is None else dict(hooks.all_of("services"))
+        if assembly is None or not makers:
             return
-        self._sender = InternalSender(engine)
+        engine, store, sender = self._engine, self._engine.store, InternalSender(self._engine)
+        protocols = load_protocols(self._settings)[0]
+        sender.open(Application(sender.engine, protocols, assembly.limits, assembly.executor, assembly.access))
         folder = self._open_folder()
-        self._jobs = Jobs(engine.store.table("jobs", TABLE_VERSION), folder / "jobs")
-        for name, make in self._makers.items():
-            context = ServiceContext(settings, engine.store, self._jobs, folder, self._sender)
-            self._services[name] = make(context)
-            engine.metric_sources.append(self._services[name].families)
+        self._jobs = Jobs(store.table("jobs", TABLE_VERSION), folder / "jobs")
+        for name, make in makers.items():
+            service = self._services[name] = make(ServiceContext(self._settings, store, self._jobs, folder, sender))
+            engine.metric_sources.append(service.families)
+            await service.start()
         engine.services = self._services
+        self._jobs.start()
 
     def _open_folder(self) -> Path:
         folder = files_folder(self._settings)
@@ -68,38 +73,23 @@ class Services:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise InvalidInput(
-                f"setting 'files_folder': '{folder}' cannot be used: {error.strerror or error}"
-            ) from error
+            why = error.strerror or error
+            raise InvalidInput(f"setting 'files_folder': '{folder}' cannot be used: {why}") from error
         self._lock = lock_folder(folder)
         if self._lock < 0:
             raise InvalidInput(f"setting 'files_folder': '{folder}' is in use by another server, or cannot be locked")
         return folder
 
-    async def start(self, assembly: Assembly | None) -> None:
-        """Begin to work, with the limits and the access control of the server's requests."""
-        if not self._services or assembly is None:
-            return
-        self._has_started = True
-        protocols = load_protocols(self._settings)[0]
-        self._sender.open(
-            Application(self._sender.engine, protocols, assembly.limits, assembly.executor, assembly.access)
-        )
-        for service in self._services.values():
-            await service.start()
-        self._jobs.start()
-
     async def close(self) -> None:
         """Stop at once; a second call does nothing."""
-        if self._has_started:
-            self._has_started = False
+        if self._jobs is not None:
             await self._jobs.close()
             for service in self._services.values():
                 await service.close()
+            self._jobs = None
         if self._temporary is not None:
             temporary, self._temporary = self._temporary, None
-            await asyncio.to_thread(shutil.rmtree, temporary.path, ignore_errors=True)
-            temporary.cleanup()
+            await asyncio.to_thread(temporary.cleanup)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -1,8 +1,8 @@
 """Forms of `multipart/form-data` (RFC 7578), without a copy of what they contain."""
 
 import re
-from email.message import Message
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from dragoman.core.datatypes import Buffer
 from dragoman.core.errors import InvalidInput
@@ -10,6 +10,7 @@ from dragoman.core.errors import InvalidInput
 _MAX_FIELDS = 32
 _MAX_HEADER_BYTES = 8192
 _MAX_BOUNDARY = 70  # RFC 2046, 5.1.1
+_PARAMETER = re.compile(r';\s*([\w-]+\*?)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\s"]*))')
 
 
 class FormField(NamedTuple):
@@ -31,10 +32,8 @@ class FormField(NamedTuple):
 
 def parse_form(body: Buffer, content_type: str) -> dict[str, FormField]:
     """Return the fields of a form by name; of several with one name the last. Raises InvalidInput."""
-    header = Message()
-    header["content-type"] = content_type
-    boundary = header.get_param("boundary")
-    if header.get_content_type() != "multipart/form-data" or not isinstance(boundary, str):
+    boundary = _parameters(content_type).get("boundary", "")
+    if content_type.partition(";")[0].strip().lower() != "multipart/form-data" or not boundary:
         raise InvalidInput(f"content-type: expected multipart/form-data with a boundary, got {content_type[:100]!r}")
     if not 0 < len(boundary) <= _MAX_BOUNDARY or not boundary.isascii():
         raise InvalidInput(f"content-type: expected a boundary of 1 to {_MAX_BOUNDARY} characters")
@@ -62,19 +61,24 @@ def _parse_field(part: memoryview) -> FormField:
     end = head.find(b"\r\n\r\n")
     if end < 0:
         raise InvalidInput("a field of the form has no headers, or they are too long")
-    header = Message()
+    parameters: dict[str, str] = {}
     for line in head[:end].decode(errors="replace").split("\r\n"):
-        name, _, value = line.partition(":")
-        if name.strip().lower() == "content-disposition":
-            header["content-disposition"] = value.strip()
-    name, filename = (_parameter(header, key) for key in ("name", "filename"))
+        key, _, value = line.partition(":")
+        if key.strip().lower() == "content-disposition":
+            parameters = _parameters(value)
+    name, filename = parameters.get("name", ""), parameters.get("filename", "")
     if not name:
         raise InvalidInput("a field of the form has no name: expected content-disposition: form-data; name=...")
     return FormField(name, filename, part[end + 4 :])
 
 
-def _parameter(header: Message, key: str) -> str:
-    value = header.get_param(key, "", "content-disposition")
-    if isinstance(value, tuple):  # RFC 2231
-        value = value[2]
-    return str(value)
+def _parameters(header: str) -> dict[str, str]:
+    """Return the parameters of a header by name; one with a charset (RFC 8187) replaces the one without."""
+    found: dict[str, str] = {}
+    for key, quoted, plain in _PARAMETER.findall(header):
+        found[key.lower()] = re.sub(r"\\(.)", r"\1", quoted) if quoted else plain
+    for key in [key for key in found if key.endswith("*")]:
+        charset, _, value = found[key].partition("'")
+        if charset.lower() == "utf-8":
+            found[key[:-1]] = unquote(value.partition("'")[2])
+    return found

@@ -295,8 +295,13 @@ class BatchService:
             endpoint=batch.endpoint or _MESSAGES,
             max_lines=self._settings.max_batch_lines,
             max_line_bytes=self._settings.max_body_bytes,
-            role_of=self._sender.route,
+            role_of=self._role_of,
         )
+
+    def _role_of(self, path: str) -> str:
+        """Return the role that a path of a line needs: lines reach models, and no files or batches."""
+        is_own = path.startswith(("//", "/v1/files", "/v1/batches", "/v1/messages/batches"))
+        return "" if is_own else self._sender.route(path)
 
     async def _send_lines(self, job: Job, batch: Batch, checked: CheckedInput, journal: Journal) -> None:
         def send(path: str, body: bytes, request_id: str) -> Any:

@@ -25,6 +25,7 @@ LAYERS = (
     "asgi_application",
     "engine_setup",
     "server_transports",
+    "services",
     "assembly",
     "transports",
     "access",

@@ -225,8 +225,11 @@ class SpooledBody:
         """Return the bytes, which stay in the file."""
         if not self.size:
             return b""
-        with self._file as file:
-            return memoryview(mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ))
+        return memoryview(mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()  # the memory that `take` has returned stays
 
 
 def _storage_full(error: OSError) -> HttpError:
