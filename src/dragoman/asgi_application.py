@@ -8,6 +8,7 @@ from typing import Any, Self, Unpack
 
 from dragoman.assembly import Assembly, load_protocols
 from dragoman.core.errors import InvalidInput
+from dragoman.core.services import Sender
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for, spec_of_object
@@ -57,6 +58,12 @@ class AsgiApplication:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
+
+    @property
+    def sender(self) -> Sender:
+        """What sends requests to this application itself, inside `async with`."""
+        assert self._running is not None, "the application runs"
+        return self._running.services.sender
 
     def _start(self) -> "_Running":
         """Return what runs in this event loop; loading has begun. Raises RuntimeError if another loop runs it."""
@@ -109,13 +116,17 @@ class _Running:
         self.application = application
         self._engine = engine
         self._assembly = assembly
-        self._services = services
+        self.services = services
         self._drain_s = drain_s
         self._stopping = asyncio.Event()
         if engine.audit is not None:
             engine.audit.attach()
-        self._loading = self.loop.create_task(engine.start())
+        self._loading = self.loop.create_task(self._load())
         self.task = self.loop.create_task(self._run())
+
+    async def _load(self) -> None:
+        await self.services.start(self._assembly)
+        await self._engine.start()
 
     @property
     def is_loading(self) -> bool:
@@ -137,16 +148,15 @@ class _Running:
             except Exception:
                 log.exception("the models could not be loaded")
                 return
-            await self._services.start(self._assembly)
             await self._stopping.wait()
-            await self._services.close()
+            await self.services.close()
             try:
                 async with asyncio.timeout(self._drain_s):
                     await self._engine.drain()
             except TimeoutError:
                 log.warning("calls were still running after %g s and are cancelled", self._drain_s)
         finally:
-            await self._services.close()
+            await self.services.close()
             await self._engine.close()
             await self._assembly.close()
             if self._engine.audit is not None:

@@ -38,6 +38,7 @@ class Services:
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine, self._settings = engine, settings
+        self.sender = InternalSender(engine)
         self._services: dict[str, Service] = {}
         self._jobs: Jobs | None = None
         self._temporary: TemporaryFolder | None = None
@@ -48,12 +49,14 @@ class Services:
 
         Raises InvalidInput if the folder of files cannot be used.
         """
-        makers: dict[str, MakeService] = {} if assembly is None else dict(hooks.all_of("services"))
-        if assembly is None or not makers:
+        if assembly is None:
             return
-        engine, store, sender = self._engine, self._engine.store, InternalSender(self._engine)
+        engine, store, sender = self._engine, self._engine.store, self.sender
         protocols = load_protocols(self._settings)[0]
         sender.open(Application(sender.engine, protocols, assembly.limits, assembly.executor, assembly.access))
+        makers: dict[str, MakeService] = dict(hooks.all_of("services"))
+        if not makers:
+            return
         folder = self._open_folder()
         self._jobs = Jobs(store.table("jobs", TABLE_VERSION), folder / "jobs")
         for name, make in makers.items():

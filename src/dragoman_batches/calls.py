@@ -50,6 +50,7 @@ class CreateBatch(msgspec.Struct, ServiceCall[Batch], frozen=True):
     """Create a batch of the lines of a file."""
 
     service: ClassVar[str] = SERVICE
+    runs_later: ClassVar[bool] = True
     input_file_id: str
     endpoint: str
     window: str
@@ -62,6 +63,7 @@ class CreateMessageBatch(msgspec.Struct, ServiceCall[Batch], frozen=True):
     """Create a batch of messages. lines: its input, as of a file."""
 
     service: ClassVar[str] = SERVICE
+    runs_later: ClassVar[bool] = True
     lines: list[bytes]
     window_s: float
 

@@ -122,10 +122,10 @@ class LineRun:
         self._next = journal.lines  # the line to write next
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self._written = asyncio.Event()
+        self._can_go_on = asyncio.Event()
         self._stop = asyncio.Event()
         self._error: BaseException | None = None
-        self._resumes_s = 0.0
+        self._refused = 0  # lines that wait until they are sent again
 
     def stop(self) -> None:
         """Begin no further line."""
@@ -187,7 +187,7 @@ class LineRun:
         return (
             number - self._next < _MAX_AHEAD * self._gate.limit
             and self._result_bytes < _MAX_UNWRITTEN_BYTES
-            and self._resumes_s <= time.monotonic()
+            and not self._refused
             and time.time() < self._deadline_s
         )
 
@@ -196,11 +196,10 @@ class LineRun:
         while not self._may_send(number):
             if time.time() >= self._deadline_s:
                 return False
-            self._written.clear()
-            wait_s = self._resumes_s - time.monotonic()
+            self._can_go_on.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(wait_s, 0.25) if wait_s > 0 else 0.25):
-                    await self._written.wait()
+                async with asyncio.timeout(0.25):
+                    await self._can_go_on.wait()
         await self._gate.enter(self._owner)
         return True
 
@@ -235,13 +234,17 @@ class LineRun:
                 return response
             wait_s = min(max(delay_s, _retry_after_s(response)), _MAX_RETRY_S)
             delay_s = min(2 * delay_s, _MAX_RETRY_S)
-            self._resumes_s = max(self._resumes_s, time.monotonic() + wait_s)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._stop.wait()
-            if self._stop.is_set() or time.time() >= self._deadline_s:
-                return None
-            await self._gate.enter(self._owner)
+            self._refused += 1
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._stop.wait()
+                if self._stop.is_set() or time.time() >= self._deadline_s:
+                    return None
+                await self._gate.enter(self._owner)
+            finally:
+                self._refused -= 1
+                self._can_go_on.set()
 
     async def _write(self) -> None:
         while True:
@@ -268,7 +271,7 @@ class LineRun:
         except DragomanError as error:
             self._fail(error)
         self._result_bytes -= sum(map(len, ready))
-        self._written.set()
+        self._can_go_on.set()
 
 
 class _StreamOption(msgspec.Struct):

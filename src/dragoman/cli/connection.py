@@ -191,18 +191,28 @@ class ServerConnection:
         return ""
 
     @contextmanager
-    def open(self, path: str, body: Mapping[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
+    def open(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        method: str | None = None,
+        data: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> Iterator[http.client.HTTPResponse]:
         """Send a request over HTTP and yield its response, while it may still arrive. Raises the server's error.
+
+        body: sent as JSON. data: sent as it is. method: by default POST with one of them, else GET.
 
         The key is sent to this server only: redirects and the proxies of the environment are not used.
         """
         if not self.url.startswith("http"):
             raise InvalidInput(f"expected a URL of HTTP, got '{self.url}'")
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
-        data = None if body is None else json.dumps(body).encode()
+        data = data if body is None else json.dumps(body).encode()
         if data is not None:
-            headers["content-type"] = "application/json"
-        request = urllib.request.Request(self.url + path, data, headers)  # noqa: S310 - the scheme is checked above
+            headers["content-type"] = content_type
+        request = urllib.request.Request(self.url + path, data, headers, method=method)  # noqa: S310 - checked above
         handlers: list[Any] = [urllib.request.ProxyHandler({}), _NoRedirects]
         if self.url.startswith("https"):  # reading the certificates of the system takes some 50 ms
             context = ssl.create_default_context(cafile=self.ca or None)

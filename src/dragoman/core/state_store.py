@@ -339,7 +339,7 @@ def check_state(path: str) -> None:
 
     Nothing is created: of a file that does not exist yet, or is empty, only the folder is checked.
     """
-    file = _file(path)
+    file = state_file(path)
     try:
         if file.exists() and file.stat().st_size:
             _open_to_write(file, 0.0)[0].close()

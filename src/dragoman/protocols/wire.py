@@ -233,8 +233,8 @@ class Route(msgspec.Struct, frozen=True):
     `health` marks a health check, which is answered on connections beyond the limits and without a key too. `role` is
     what a caller with a key needs. `is_administrative`: with an admin port it is served there only, as are all routes
     for the role admin. `is_public`: needs no key. `calls_handlers`: its endpoint calls custom handlers itself. Without
-    an `operation`, the route is not in the OpenAPI document. `spool`: large bodies go to a file. A GET over HTTP/1.1 that
-    asks for a WebSocket gets a `session`, if the route has one.
+    an `operation`, the route is not in the OpenAPI document. `spool`: large bodies go to a file. A GET over HTTP/1.1
+    that asks for a WebSocket gets a `session`, if the route has one.
     """
 
     method: str

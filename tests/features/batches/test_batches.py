@@ -166,12 +166,12 @@ def test_lines_reach_models_only(client: openai.OpenAI, url: str) -> None:
 def test_a_batch_that_is_cancelled_keeps_what_was_answered(client: openai.OpenAI) -> None:
     url = "/v2/models/Slow/infer"
     file = client.files.create(file=("in.jsonl", jsonl(*(line(f"{n}", [n], url) for n in range(40)))), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")  # type: ignore[arg-type]
-    while client.batches.retrieve(batch.id).request_counts.completed == 0:  # type: ignore[union-attr]
+    batch = client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+    while client.batches.retrieve(batch.id).request_counts.completed == 0:
         time.sleep(0.02)
     assert client.batches.cancel(batch.id).status == "cancelling"
     batch = ended(client, batch)
-    done = batch.request_counts.completed  # type: ignore[union-attr]
+    done = batch.request_counts.completed
     assert batch.status == "cancelled"
     assert 0 < done < 40
     assert [each["custom_id"] for each in results(client, batch.output_file_id)] == [f"{n}" for n in range(done)]
@@ -311,14 +311,14 @@ def test_a_form_that_is_not_complete_is_rejected(
 
 def test_objects_of_other_keys_do_not_exist(server: dragoman.Server, client: openai.OpenAI) -> None:
     file = client.files.create(file=("in.jsonl", jsonl(line("a", [1]))), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint=INFER, completion_window="24h")  # type: ignore[arg-type]
+    batch = client.batches.create(input_file_id=file.id, endpoint=INFER, completion_window="24h")
     ended(client, batch)
     bob = client_of(server, "bob")
     attempts: list[Callable[[], Any]] = [
         lambda: bob.files.retrieve(file.id),
         lambda: bob.files.content(file.id),
         lambda: bob.files.delete(file.id),
-        lambda: bob.batches.create(input_file_id=file.id, endpoint=INFER, completion_window="24h"),  # type: ignore[arg-type]
+        lambda: bob.batches.create(input_file_id=file.id, endpoint=INFER, completion_window="24h"),
         lambda: bob.batches.retrieve(batch.id),
         lambda: bob.batches.cancel(batch.id),
     ]
