@@ -113,4 +113,4 @@ async def test_wrong_requests_of_a_message_batch_are_named(server: TextServer, r
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     with pytest.raises(anthropic.BadRequestError) as raised:
         await asyncio.to_thread(client.messages.batches.create, requests=requests)
-    assert raised.value.body["error"]["message"].startswith(named)  # type: ignore[index,call-overload]
+    assert raised.value.body["error"]["message"].startswith(named)
