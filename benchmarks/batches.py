@@ -42,7 +42,7 @@ class BatchServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [
             sys.executable, "-m", "dragoman", "serve", MODEL, "--http-port", str(self.port), "--grpc-port", "-1",
-            "--state", str(folder), "--log-level", "error", *flags,
+            "--state", str(folder), "--log-level", "error", "--placement", "inline", *flags,
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -120,7 +120,7 @@ def run_batch(folder: Path, content: bytes, kills: int, seed: int) -> dict[str, 
                 moments.pop(0)
                 killed_at.append(done)
                 server.start()
-            time.sleep(0.02)
+            time.sleep(0.1)
             batch = server.json("GET", f"/v1/batches/{batch['id']}")
         files = {
             name: server.request("GET", f"/v1/files/{batch[name]}/content") if batch[name] else b""

@@ -20,7 +20,7 @@ OTHER_PAGES = [
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md", "benchmarks/README.md")
 ]
 OTHER_PAGES += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
-_BLOCK = re.compile(r"(?:`([\w./-]+\.(?:py|toml|properties))`:\n\n)?```(\w+)\n(.*?)```", re.S)
+_BLOCK = re.compile(r"(?:`([\w./-]+\.(?:py|toml|properties|jsonl))`:\n\n)?```(\w+)\n(.*?)```", re.S)
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
@@ -46,7 +46,7 @@ class Shell:
             self.curl(command)
         elif command.startswith("dragoman keys"):
             subprocess.run(f"{sys.executable} -m {command}", shell=True, cwd=self.folder, check=True)
-        elif re.match(r"dragoman (bench|check|doctor|infer|models)|python ", command):
+        elif re.match(r"dragoman (batch|bench|check|doctor|infer|models)|python ", command):
             self.run_to_end(command)
 
     def run_to_end(self, command: str) -> None:
