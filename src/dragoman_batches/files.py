@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.datatypes import Buffer
-from dragoman.core.errors import DragomanError, ObjectNotFound, RateLimited, ServerError, StorageFull
+from dragoman.core.errors import DragomanError, RateLimited, ServerError
 from dragoman.core.state_store import StateTable
+from dragoman_batches.errors import ObjectNotFound, StorageFull
 
 TABLE_VERSION = 1
 _CHUNK = 1 << 20

@@ -8,9 +8,10 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from dragoman.core.errors import InvalidInput, ObjectNotFound
+from dragoman.core.errors import InvalidInput
 from dragoman.protocols.parameters import ignored_header, reject_unknown
 from dragoman.protocols.wire import Buffer, Headers, Policy
+from dragoman_batches.errors import ObjectNotFound
 from dragoman_batches.input import convert
 
 A = TypeVar("A")

@@ -28,12 +28,13 @@ import msgspec
 from msgspec.structs import replace
 
 from dragoman.core.calls import Request
-from dragoman.core.errors import DragomanError, InvalidInput, NotSupported, ObjectNotFound, RateLimited, ServerError
+from dragoman.core.errors import DragomanError, InvalidInput, NotSupported, RateLimited, ServerError
 from dragoman.core.jobs import Job
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.services import ServiceContext, WireResponse
 from dragoman_batches import calls
 from dragoman_batches.batch import ENDED, Api, Batch, BatchProblem, Status
+from dragoman_batches.errors import ObjectNotFound
 from dragoman_batches.files import TABLE_VERSION, FileStore, StoredFile, storage_error, write_file
 from dragoman_batches.input import CheckedInput, check_input
 from dragoman_batches.journal import Journal, publish, select

@@ -9,7 +9,6 @@
     │   │   └── AlreadyLoaded         the name is in use
     │   ├── ModelNotFound         unknown model or version
     │   │   └── PathNotFound      no model has a handler for this path
-    │   ├── ObjectNotFound        unknown file, batch or job, or that of another key
     │   ├── NotSupported          the model does not support the call or the form of its response
     │   │   └── NotImplementedByModel the model says so itself
     │   ├── NotReady              the model is not ready; retry later
@@ -24,8 +23,7 @@
         │   ├── CancelledByModel      the model has cancelled the request
         │   ├── UnknownFailure        the model reports an error of unknown kind
         │   └── OutOfMemory           not enough memory to load it
-        ├── WorkerLost            the worker process exited during the call
-        └── StorageFull           the disk is full
+        └── WorkerLost            the worker process exited during the call
 
 Each class has its status in HTTP; the table of a protocol lists those that differ there. Errors are pickled between
 processes, so each consists of its message and `retry_after_s`, which is an attribute of the class except for NotReady
@@ -102,12 +100,6 @@ class PathNotFound(ModelNotFound):
 
 class SequenceLost(InvalidInput):
     """The state of a sequence is gone with the worker that had it."""
-
-
-class ObjectNotFound(CallerError):
-    """Unknown file, batch or job, or one of another key."""
-
-    status = 404
 
 
 class NotSupported(CallerError):
@@ -192,12 +184,6 @@ class OutOfMemory(ModelFailed):
 
 class WorkerLost(ServerError):
     """The worker process exited during the call."""
-
-
-class StorageFull(ServerError):
-    """The disk, or the server's part of it, is full."""
-
-    status = 507
 
 
 # Those that calls of every protocol may raise; `ServerError` stands for its kinds.

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from benchmarks import batches
 
-from dragoman.core.errors import StorageFull
 from dragoman.core.services import WireResponse
+from dragoman_batches.errors import StorageFull
 from dragoman_batches.input import Input
 from dragoman_batches.journal import Journal
 from dragoman_batches.results import format_result
