@@ -10,6 +10,7 @@ each line once, in the order of the input, with the same bytes apart from the id
 
 import argparse
 import hashlib
+import http.client
 import json
 import random
 import resource
@@ -25,6 +26,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+import dragoman
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "batches.json"
@@ -176,13 +181,76 @@ def compare(count: int, kills: int, seed: int = 1) -> dict[str, Any]:
     }
 
 
+def give_way(turns: int = 4, seconds: float = 4.0) -> dict[str, Any]:
+    """Return the latency of a client that sends one request after the other, alone and beside a batch, by turns.
+
+    Both use a model that computes one request at a time, for 5 ms.
+    """
+
+    class Busy(dragoman.Model):
+        placement = "thread"
+        inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
+        outputs = (dragoman.TensorSpec("y", dragoman.FP64, (-1,)),)
+
+        def infer(self, call: dragoman.Infer) -> Any:
+            time.sleep(0.005)
+            return {"y": call.inputs["x"].data}
+
+    path = "/v2/models/Busy/infer"
+    body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP64", "data": [1.0]}]}
+    lines = ({"custom_id": f"{n}", "method": "POST", "url": path, "body": body} for n in range(20_000))
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    alone, beside, rates = list[float](), list[float](), list[float]()
+    with dragoman.Server(Busy, http_port=0, grpc_port=-1) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_ports[0])
+
+        def send(path: str, value: Any) -> Any:
+            connection.request("POST", path, json.dumps(value).encode(), {"content-type": "application/json"})
+            return json.loads(connection.getresponse().read())
+
+        def measure(times: list[float]) -> None:
+            end_s = time.monotonic() + seconds
+            while time.monotonic() < end_s:
+                started_s = time.perf_counter()
+                send(path, body)
+                times.append(time.perf_counter() - started_s)
+
+        other = BatchServer(Path())
+        other.url = server.http_url
+        for _ in range(turns):
+            measure(alone)
+            file_id = other.upload(content)
+            batch = send("/v1/batches", {"input_file_id": file_id, "endpoint": path, "completion_window": "24h"})
+            time.sleep(0.5)
+            before = other.json("GET", f"/v1/batches/{batch['id']}")["request_counts"]["completed"]
+            measure(beside)
+            after = other.json("GET", f"/v1/batches/{batch['id']}")["request_counts"]["completed"]
+            rates.append((after - before) / seconds)
+            send(f"/v1/batches/{batch['id']}/cancel", {})
+            time.sleep(0.5)
+        connection.close()
+    return {
+        "latency_alone_ms": _percentiles(alone),
+        "latency_beside_a_batch_ms": _percentiles(beside),
+        "lines_per_s_beside": [round(rate) for rate in rates],
+    }
+
+
+def _percentiles(times_s: list[float]) -> dict[str, float]:
+    return {f"p{p}": round(1000 * float(np.percentile(times_s, p)), 1) for p in (50, 90, 99)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--print", action="store_true", help="write no file")
+    parser.add_argument("--give-way", action="store_true", help="only measure requests beside a batch, and print that")
     arguments = parser.parse_args()
+    if arguments.give_way:
+        print(json.dumps(give_way(), indent=2))
+        return
     result = json.dumps(compare(arguments.lines, arguments.kills, arguments.seed), indent=2)
     print(result)
     if not arguments.print:

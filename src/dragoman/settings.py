@@ -15,7 +15,6 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.options import (
     RENAMED,
     SECRET_FILES,
-    FileOptions,
     KafkaOptions,
     ModelOptions,
     Option,
@@ -231,7 +230,7 @@ class TransportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ModelOptions, WorkerOptions, KafkaOptions, FileOptions, TransportOptions, ProtocolOptions):
+class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, ProtocolOptions):
     """Settings of a server; every default suits a first try on one machine."""
 
     host: Annotated[
@@ -495,6 +494,28 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, FileOptions, Transport
         str,
         Option("folders, such as /srv/a,/srv/b, from which POST /models may load models", SECURITY, operator_only=True),
     ] = ""
+    files_folder: Annotated[
+        str,
+        Option(
+            "folder of uploaded files and of batches; default: dragoman-files beside the file of `state`, else a "
+            "temporary one",
+            MODELS,
+            operator_only=True,
+            not_empty=True,
+        ),
+    ] = ""
+    max_files: Annotated[int, Option("files of each key; beyond it 429", LIMITS, minimum=1)] = 1000
+    max_files_bytes: Annotated[int, Option("bytes of all files of each key; beyond it 429", LIMITS, minimum=1)] = (
+        10 << 30
+    )
+    max_batches: Annotated[int, Option("batches of each key that have not ended; beyond it 429", LIMITS, minimum=1)] = (
+        100
+    )
+    max_batch_lines: Annotated[int, Option("lines of a batch; one with more fails", LIMITS, minimum=1)] = 100_000
+    max_batch_calls: Annotated[
+        int,
+        Option("lines of batches that run at the same time, shared by the keys", LIMITS, minimum=1),
+    ] = 16
     keep_memory: Annotated[bool, Option("keep memory of large requests for later ones", LIMITS, serve_only=True)] = True
     drain_s: Annotated[float, Option("seconds that requests in flight may take after SIGTERM", LIMITS)] = 30.0
     drain_delay_s: Annotated[

@@ -51,8 +51,8 @@ class SettingsArguments(TypedDict, total=False):
     load_wait_s: float
     unload_idle_s: float
     watch_quiet_s: float
-    load_on_demand: bool
     files_folder: str
+    load_on_demand: bool
     max_batch_wait_s: float
     batch_linger: float
     max_queue: int
@@ -92,6 +92,11 @@ class SettingsArguments(TypedDict, total=False):
     worker_plaintext: bool
 
     # Limits and timeouts
+    max_files: int
+    max_files_bytes: int
+    max_batches: int
+    max_batch_lines: int
+    max_batch_calls: int
     keep_memory: bool
     drain_s: float
     drain_delay_s: float
@@ -120,11 +125,6 @@ class SettingsArguments(TypedDict, total=False):
     keep_alive_timeout_s: float
     max_connection_age_s: float
     max_connection_age_grace_s: float
-    max_files: int
-    max_files_bytes: int
-    max_batches: int
-    max_batch_lines: int
-    max_batch_calls: int
 
     # Protocols
     protocols: str

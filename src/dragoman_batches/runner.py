@@ -1,12 +1,13 @@
 """Sends the lines of a batch and writes their results to its journal, in order.
 
-Lines have the lowest priority. While no calls of others are queued or running, as many run as the gate lets through,
-shared equally by the keys that have some. Beside calls of others one line runs at a time, and then none for four times
-as long as it took. A line that is rejected because the server is overloaded, not ready, or a limit of the key is
-reached, is sent again later, and no further line of its batch is sent meanwhile.
+Lines have the lowest priority. While no calls of others have been queued or running for a second, as many run as the
+gate lets through, shared equally by the keys that have some. Beside calls of others one line runs at a time, and then
+none for four times as long as it took. A line that is rejected because the server is overloaded, not ready, or a limit
+of the key is reached, is sent again later, and no further line of its batch is sent meanwhile.
 """
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,8 @@ _FIRST_RETRY_S, _MAX_RETRY_S = 0.05, 30.0
 _GIVE_UP_S = 600.0
 # How much longer than a line took no other one is begun while there are calls of others.
 _REST = 4.0
+# Seconds after the last look that found calls of others for which there are some: clients send the next one soon.
+CALM_S = 1.0
 # Seconds between looks at whether there still are.
 _LOOK_S = 0.005
 # Lines that may be answered before the one that is written next.
@@ -43,12 +46,19 @@ FormatLine = Callable[[int, str, WireResponse], bytes]
 class LineGate:
     """Lets lines through, of all batches of a server. limit: how many run at once. is_busy: whether others wait."""
 
-    def __init__(self, limit: int, is_busy: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
-        self.limit, self._is_busy, self._clock = limit, is_busy, clock
+    def __init__(
+        self,
+        limit: int,
+        is_busy: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+        calm_s: float = CALM_S,
+    ) -> None:
+        self.limit, self._is_busy, self._clock, self._calm_s = limit, is_busy, clock, calm_s
         self._batches: Counter[str] = Counter()  # that run, by owner
         self._running: Counter[str] = Counter()  # lines, by owner
         self.running = 0
         self._rests_until_s = 0.0
+        self._busy_until_s = -math.inf
         self._waiting: list[asyncio.Future[None]] = []
 
     def open(self, owner: str) -> None:
@@ -85,7 +95,10 @@ class LineGate:
         share = max(1, self.limit // max(1, len(self._batches)))
         if self.running >= self.limit or self._running[owner] >= share:
             return False
-        return not self._is_busy() or (not self.running and self._clock() >= self._rests_until_s)
+        now_s = self._clock()
+        if self._is_busy():
+            self._busy_until_s = now_s + self._calm_s
+        return now_s >= self._busy_until_s or (not self.running and now_s >= self._rests_until_s)
 
     async def _change(self) -> None:
         changing = asyncio.get_running_loop().create_future()

@@ -364,36 +364,6 @@ class KafkaOptions:
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileOptions:
-    """Options of uploaded files and of batches."""
-
-    files_folder: Annotated[
-        str,
-        Option(
-            "folder of uploaded files and of batches; default: dragoman-files beside the file of `state`, else a "
-            "temporary one",
-            "Models",
-            operator_only=True,
-            not_empty=True,
-        ),
-    ] = ""
-    max_files: Annotated[int, Option("files of each key; beyond it 429", "Limits and timeouts", minimum=1)] = 1000
-    max_files_bytes: Annotated[
-        int, Option("bytes of all files of each key; beyond it 429", "Limits and timeouts", minimum=1)
-    ] = 10 << 30
-    max_batches: Annotated[
-        int, Option("batches of each key that have not ended; beyond it 429", "Limits and timeouts", minimum=1)
-    ] = 100
-    max_batch_lines: Annotated[
-        int, Option("lines of a batch; one with more fails", "Limits and timeouts", minimum=1)
-    ] = 100_000
-    max_batch_calls: Annotated[
-        int,
-        Option("lines of batches that run at the same time, shared by the keys", "Limits and timeouts", minimum=1),
-    ] = 16
-
-
 # Settings whose values are secret, by name. Their environment variables are removed once they have been read.
 SECRET_SETTINGS = ("api_key", "control_token", "worker_secret")
 _VARIABLES = frozenset(f"DRAGOMAN_{name.upper()}" for name in SECRET_SETTINGS)

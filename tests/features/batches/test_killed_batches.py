@@ -131,7 +131,7 @@ async def test_lines_give_way_to_calls_of_others(tmp_path: Path) -> None:
         is_busy = len(begun) < 4
         return OK
 
-    await run_lines(tmp_path, 12, send, LineGate(4, lambda: is_busy))
+    await run_lines(tmp_path, 12, send, LineGate(4, lambda: is_busy, calm_s=0.05))
     rests = [later - earlier for earlier, later in itertools.pairwise(begun[:4])]
     assert min(rests) > 5 * 0.02 - 0.001
     assert most == 4  # once nobody waits
