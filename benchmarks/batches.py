@@ -251,7 +251,8 @@ def main() -> None:
     if arguments.give_way:
         print(json.dumps(give_way(), indent=2))
         return
-    result = json.dumps(compare(arguments.lines, arguments.kills, arguments.seed), indent=2)
+    found = compare(arguments.lines, arguments.kills, arguments.seed)
+    result = json.dumps({**found, "give_way": give_way()}, indent=2)
     print(result)
     if not arguments.print:
         RESULT.write_text(result + "\n")
