@@ -18,8 +18,8 @@ def test_the_first_screen_has_the_command_for_a_smaller_pytorch() -> None:
 def test_the_first_screen_says_when_to_stay_with_what_one_uses() -> None:
     rows = [line.strip("| ").split(" | ") for line in FIRST.splitlines() if line.startswith("| ")]
     assert rows[0] == ["if you use", "you get here", "stay with it"]
-    names = ("Ollama", "vLLM", "Triton", "MLServer", "KServe", "FastAPI", "BentoML", "LitServe", "TGI", "UM-Bridge")
-    assert [row[0] for row in rows[1:]] == [*names, "Tesseract"]
+    names = ("Ollama", "vLLM", "Triton", "MLServer", "KServe", "FastAPI", "BentoML", "LitServe")
+    assert [row[0] for row in rows[1:]] == [*names, "Ray Serve", "TGI", "UM-Bridge", "Tesseract"]
     assert all(len(row) == 3 for row in rows)
 
 

@@ -31,6 +31,7 @@ class HyperQueueLauncher(JobLauncher):
     """
 
     job_name = "HyperQueue job"
+    has_titles = True
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -58,7 +59,7 @@ class HyperQueueLauncher(JobLauncher):
         from hyperqueue.ffi.protocol import ResourceRequest
 
         resources = dict(self.options.resources)
-        job = Job(name=f"dragoman-{self.model}")
+        job = Job(name=self.title)
         # The secret comes through the standard input: others may read arguments and HyperQueue's description of a task.
         job.program(
             [*self._command.arguments(ticket), "--secret-file", "/dev/stdin"],
@@ -67,7 +68,9 @@ class HyperQueueLauncher(JobLauncher):
             stdout=None,
             resources=ResourceRequest(cpus=resources.pop("cpus", 1), resources=resources),
         )
-        return f"{client.submit(job).id}@{self._server()}"
+        # Not `client.submit`, which does the same and writes a line of its own to the root logger.
+        number = client.connection.submit_job(job._build(client))
+        return f"{number}@{self._server()}"
 
     def _server(self) -> str:
         """Return the id of the HyperQueue server, "" if its file cannot be read. Blocks."""

@@ -46,8 +46,8 @@ class JobLauncher(ABC):
     state store adopts it: `submit` therefore returns an id from which a new launcher knows the job.
 
     job_name: what the scheduler calls a job, as `SLURM job`. first_poll_s, max_poll_s: the scheduler is asked for
-    states at most this often, at first and later. outlives_server: False if jobs end with the server. A subclass
-    implements `submit`, `states` and `cancel`.
+    states at most this often, at first and later. outlives_server: False if jobs end with the server. has_titles: the
+    scheduler's programs list jobs by `title`. A subclass implements `submit`, `states` and `cancel`.
     """
 
     job_name = ""
@@ -55,6 +55,7 @@ class JobLauncher(ABC):
     max_poll_s = 10.0
     outlives_server = True
     starts_workers = True
+    has_titles = False
 
     def __init__(self, spec: ModelSpec) -> None:
         self.model = spec.name
@@ -88,6 +89,11 @@ class JobLauncher(ABC):
     def label(self, job: str) -> str:
         """Return how messages name a job."""
         return f"{self.job_name} {job}"
+
+    @property
+    def title(self) -> str:
+        """The name of each job of the model, for the scheduler."""
+        return f"dragoman-{self.model}"
 
     def has_failed(self, state: JobState) -> bool:
         """Return whether a job in this state will not start its worker any more."""
@@ -168,6 +174,8 @@ class JobLauncher(ABC):
                 await self._give_up(await submitting)
             raise
         self._states[job] = JobState("waiting", "submitted")
+        title = f" as '{self.title}'" if self.has_titles else ""
+        log.info("model '%s': %s is submitted%s", self.model, self.label(job), title)
         return job
 
     async def _wait(self, job: str, joined: "asyncio.Future[JoinedWorker]") -> JoinedWorker:

@@ -33,6 +33,7 @@ class SlurmLauncher(JobLauncher):
     """
 
     job_name = "SLURM job"
+    has_titles = True
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -50,7 +51,7 @@ class SlurmLauncher(JobLauncher):
         lines = self._lines if self._lines.startswith("#!") else f"#!/bin/sh\n{self._lines}"
         script = f"{lines}\n{self._command.line(ticket)}\n"
         # A job that is started again by SLURM would come with a ticket that is used up.
-        flags = ["--parsable", "--no-requeue", f"--job-name=dragoman-{self.model}", *self._flags]
+        flags = ["--parsable", "--no-requeue", f"--job-name={self.title}", *self._flags]
         try:
             answer = await self._run("sbatch", *flags, script=script)
         except NotReady as error:

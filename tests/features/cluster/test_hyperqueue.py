@@ -1,6 +1,7 @@
 """Workers in tasks of a HyperQueue server of this machine; skipped where its package is not installed."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -44,8 +45,9 @@ def new_pool(port: WorkerPort, **launch: Any) -> ProcessPool:
     return ProcessPool(spec_of("Actions", launch=options, replicas=options.replicas, worker_port=port), lambda: None)
 
 
-async def test_tasks_compute_and_are_replaced(tmp_path: Path) -> None:
+async def test_tasks_compute_and_are_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The only core is free for the second task when the first one has ended."""
+    caplog.set_level(logging.INFO)
     async with open_port() as port:
         pool = new_pool(port)
         try:
@@ -68,6 +70,9 @@ async def test_tasks_compute_and_are_replaced(tmp_path: Path) -> None:
         finally:
             await pool.close()
         await wait_until(lambda: not Path(f"/proc/{second}").exists())
+        submitted = [(each.name, each.getMessage()) for each in caplog.records if "ubmitted" in each.getMessage()]
+        text = "model 'm': HyperQueue job {} is submitted as 'dragoman-m'"
+        assert submitted == [("dragoman.worker", text.format(number)) for number in (1, 2)]
 
 
 async def test_the_next_server_adopts_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
