@@ -53,9 +53,10 @@ def write_numpy(folder: Path, placement: str) -> None:
 
 def write_sklearn(folder: Path, placement: str) -> None:
     model = PCA()
-    model.components_ = np.zeros((SIZE, SIZE), np.float32)
-    model.mean_, model.explained_variance_ = np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32)
-    model.n_components_ = model.n_features_in_ = SIZE
+    count = SIZE // 2  # as many bytes in double precision, which is that of the inputs: no call copies the weights
+    model.components_ = np.zeros((count, SIZE))
+    model.mean_, model.explained_variance_ = np.zeros(SIZE), np.ones(count)
+    model.n_components_, model.n_features_in_ = count, SIZE
     joblib.dump(model, folder / "model.joblib")
     (folder / "dragoman.toml").write_text(
         f'[model]\nuri = "model.joblib"\nplacement = "{placement}"\n[model.parameters]\nmmap = true\n'

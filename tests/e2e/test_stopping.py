@@ -61,7 +61,7 @@ def test_sigterm_completes_requests_in_flight(
 def test_sigterm_does_not_wait_for_a_hung_model(
     tmp_path: Path, threads: ThreadPoolExecutor, placement: str, more: tuple[str, ...]
 ) -> None:
-    with running_server(f"{TROUBLE}:Stuck", "--drain-s", "1", "--placement", placement, *more) as process:
+    with running_server(f"{TROUBLE}:Stuck", "--drain-s", "0.1", "--placement", placement, *more) as process:
         response = threads.submit(process.infer, "Stuck", [1.0], begun=str(tmp_path / "begun"))
         wait_until((tmp_path / "begun").exists, "the request")
         workers = process.workers()
@@ -77,7 +77,7 @@ def test_sigterm_does_not_wait_for_a_hung_model(
 @pytest.mark.parametrize("placement", ["process", "thread"])
 def test_sigterm_while_a_model_loads(tmp_path: Path, placement: str) -> None:
     environment = {"TEST_GATE": str(tmp_path / "never")}
-    flags = ("--drain-s", "1", "--placement", placement)
+    flags = ("--drain-s", "0.1", "--placement", placement)
     with started_server(f"{TROUBLE}:SlowToLoad", *flags, environment=environment) as process:
         wait_until((tmp_path / "never.begun").exists, "the load")
         process.terminate()
@@ -268,7 +268,7 @@ def test_idle_connections_do_not_delay_the_exit() -> None:
 def test_a_client_that_does_not_read_does_not_delay_the_exit() -> None:
     count = 4_000_000
     with running_server(
-        f"{MODELS / 'shapes.py'}:Echo", "--placement", "thread", "--drain-s", "1", "--no-compress-responses"
+        f"{MODELS / 'shapes.py'}:Echo", "--placement", "thread", "--drain-s", "0.1", "--no-compress-responses"
     ) as process:
         tensor = {"name": "x", "datatype": "INT8", "shape": [count], "parameters": {"binary_data_size": count}}
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
