@@ -1,6 +1,6 @@
 """Longest iterations of the server's event loop by CPU time, alone and with other things beside.
 
-usage: python -m benchmarks.loop_stalls [--seconds 6] [--rounds 3] [--rate 1500] [--only reloads,scrapes]
+usage: python -m benchmarks.loop_stalls [--seconds 6] [--rounds 3] [--rate 1500] [--only reloads,scrapes] [--models 0]
 
 Latencies on a shared machine are mostly those of its other programs. Here the server itself measures the CPU time of
 each iteration of its event loop, in its main thread. Other programs hardly change it, and medians of the rounds leave
@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=float, default=1500.0, help="requests per second")
     parser.add_argument("--only", default="", help="things beside, such as reloads,scrapes")
+    parser.add_argument("--models", type=int, default=0, help="further models, each of which is called once")
     options = parser.parse_args()
     print(machine.describe())
     print(f"{'beside the requests':>22} {'number':>7} {'longest iterations, ms of CPU':>34} {'of all':>10}")
@@ -102,11 +103,13 @@ def main() -> None:
         result, port = folder / "result", free_port()
         result.write_text("{}")
         models = [f"{ROOT / 'benchmarks' / 'models.py'}:{model}" for model in tails.MODELS]
-        arguments = dragoman([*models, "--control-open"], port, -1)
+        arguments = dragoman([*models, *_further(folder, options.models), "--control-open"], port, -1)
         arguments = arguments[arguments.index("serve") :]
         command = ["env", f"{_RESULT}={result}", sys.executable, "-c", _SERVER, *arguments]
         process = stack.enter_context(run_process(command, folder / "log", cores.server))
         ready_s = process.wait_until(lambda: http_ready(port))
+        for number in range(options.models):
+            _call(port, f"further{number}")
         requests = tails.requests_for(Subject(OURS, process, {"http": port}, "oip", ready_s))
         for number, request in enumerate(requests):
             (folder / f"request{number}").write_bytes(request.sent)
@@ -169,9 +172,23 @@ def _send(port: int, method: str, path: str, body: bytes = b"", headers: Mapping
         connection.close()
 
 
-def _slow(port: int) -> None:
+def _call(port: int, model: str) -> None:
     text = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "data": [0.5] * 16}]})
-    _send(port, "POST", "/v2/models/Slow/infer", text.encode())
+    _send(port, "POST", f"/v2/models/{model}/infer", text.encode())
+
+
+def _further(folder: Path, count: int) -> list[str]:
+    """Return the folder of this number of models, in a list; an empty one for none."""
+    for number in range(count):
+        own = folder / "models" / f"further{number}"
+        own.mkdir(parents=True)
+        uri = f"{ROOT / 'benchmarks' / 'models.py'}:Identity"
+        (own / "dragoman.toml").write_text(f'[model]\nuri = "{uri}"\nplacement = "inline"\n')
+    return [str(folder / "models")] if count else []
+
+
+def _slow(port: int) -> None:
+    _call(port, "Slow")
 
 
 def _json(port: int) -> None:

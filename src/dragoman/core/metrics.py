@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import structs
@@ -12,7 +12,8 @@ Kind = Literal["counter", "gauge", "histogram", "summary", "untyped"]
 Labels = Mapping[str, str]
 
 
-class Sample(msgspec.Struct, frozen=True):
+# Without cycles, and tens of thousands in each scrape: the garbage collector need not look at them.
+class Sample(msgspec.Struct, frozen=True, gc=False):
     """One value. `name` is that of its family, with the suffix `_bucket`, `_sum` or `_count` if the kind has them."""
 
     name: str
@@ -20,7 +21,7 @@ class Sample(msgspec.Struct, frozen=True):
     value: float
 
 
-class Distribution(msgspec.Struct, frozen=True):
+class Distribution(msgspec.Struct, frozen=True, gc=False):
     """The values that a histogram has counted, in one value: an exported one has some twenty samples.
 
     counts: values in each bucket and beyond the last of the `bounds`, not cumulated.
@@ -46,7 +47,7 @@ class Distribution(msgspec.Struct, frozen=True):
         yield Sample(f"{self.name}_count", self.labels, count)
 
 
-class Family(msgspec.Struct, frozen=True):
+class Family(msgspec.Struct, frozen=True, gc=False):
     """A metric and its samples, one per combination of labels. `distributions` are further samples of a histogram."""
 
     name: str
@@ -114,6 +115,18 @@ class FamilyCollector:
             for name, family in self._families.items()
         )
         return tuple(family for family in merged if family.samples or family.distributions)
+
+    def forget(self, count: int) -> Iterator[None]:
+        """Forget the samples, in any order; yield after each `count` of them.
+
+        What `families` has returned is not changed.
+        """
+        groups: list[dict[_Key, Any]] = [*self._samples.values(), *self._distributions.values()]
+        for group in groups:
+            while group:
+                for _ in range(min(count, len(group))):
+                    group.popitem()
+                yield
 
 
 def sum_families(groups: Iterable[Iterable[Family]]) -> tuple[Family, ...]:

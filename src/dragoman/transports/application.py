@@ -224,13 +224,15 @@ class Application:
         The context of an observed request becomes that of the running code; the transport sets it to () afterwards.
         """
         observation = self._observation
-        if observation is None or observation.ignores(request.headers):
+        if observation is None or (not observation.records_all and observation.ignores(request.headers)):
             return self._begin(match, request, writer)
-        running = self._running
-        record = self._observe(match, request)
+        record = observation.begin(
+            request.context, match.protocol.label, request.method, request.path, request.headers, match.route,
+            len(request.body), request.client, request.caller.name, request.version, is_health=match.health,
+        )  # fmt: skip
         if record is None:
             return self._begin(match, request, writer)
-        running.context = record.context
+        self._running.context = record.context
         response = self._begin(match, request, writer, record)
         if type(response) is HttpResponse:
             body = response.body

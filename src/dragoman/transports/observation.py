@@ -70,7 +70,9 @@ class RequestRecord(msgspec.Struct, gc=False):
     def set_call(self, request: Request[Any]) -> None:
         """Record which call the request makes; of several, the last one counts."""
         self.call = request.times
-        self.named_model, self.named_version = request.model[:_MAX_NAME], request.version[:_MAX_NAME]
+        model, version = request.model, request.version
+        self.named_model = model if len(model) <= _MAX_NAME else model[:_MAX_NAME]
+        self.named_version = version if len(version) <= _MAX_NAME else version[:_MAX_NAME]
 
     @property
     def model(self) -> str:
@@ -114,7 +116,10 @@ class Telemetry(msgspec.Struct, frozen=True):
 
 
 class Observation:
-    """What is observed of the requests of a server: all by a request log, those that are sampled by a tracer."""
+    """What is observed of the requests of a server: all by a request log, those that are sampled by a tracer.
+
+    records_all: whether there is a request log.
+    """
 
     def __init__(
         self,
@@ -124,6 +129,7 @@ class Observation:
     ) -> None:
         telemetry = telemetry or Telemetry()
         self._request_log = request_log
+        self.records_all = request_log is not None
         self._sampler = sampler = telemetry.sampler
         self._settings = settings or TraceSettings()
         if sampler is not None:

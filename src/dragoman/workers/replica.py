@@ -377,13 +377,16 @@ class Replica(JobSender):
     def _exited_while_loading(self) -> DragomanError:
         if self._leaves_because:
             return NotReady(f"failed to load '{self._spec.name}', {self._leaves_because}")
-        message = f"failed to load '{self._spec.name}', the worker process died ({self.exit_reason}) while it loaded"
+        message = f"failed to load '{self._spec.name}', {self._ended} while it loaded"
         if self._process.was_killed_by_system:  # if we killed it, `start` was cancelled
             return OutOfMemory(f"{message}, probably out of memory")
         return ModelFailed(message)
 
     def lost_error(self) -> WorkerLost:
         """Return the error of the jobs that the process was computing when it exited."""
-        return WorkerLost(
-            f"model '{self._spec.name}': the worker process died ({self.exit_reason}) while it computed this call"
-        )
+        return WorkerLost(f"model '{self._spec.name}': {self._ended} while it computed this call")
+
+    @property
+    def _ended(self) -> str:
+        """How the process ended, for clients, who do not learn its machine; a remote one may live on."""
+        return f"the worker {'was lost' if self.is_remote else 'process died'} ({self.exit_reason})"

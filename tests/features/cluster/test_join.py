@@ -344,7 +344,9 @@ def test_addresses_that_other_machines_reach_need_tls() -> None:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_killed_worker_fails_only_the_call_that_it_computes(idempotent: bool, tmp_path: Path) -> None:
+async def test_a_killed_worker_fails_only_the_call_that_it_computes(
+    idempotent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     count, begun = 200, tmp_path / "begun"
     async with open_port() as port, joined(port, "Actions", 2, idempotent=idempotent) as pool:
         held = asyncio.create_task(call(pool, do="hold", begun=begun, go=tmp_path / "go", then="pid"))
@@ -357,7 +359,9 @@ async def test_a_killed_worker_fails_only_the_call_that_it_computes(idempotent: 
         results = [*await running, *await asyncio.gather(held, return_exceptions=True)]
         counts = print_outcomes(f"worker killed, idempotent = {idempotent}", results)
         assert counts == ({"right": count + 1} if idempotent else {"right": count, "WorkerLost": 1})
-        assert idempotent or "the worker process died (its connection was closed" in str(results[-1])
+        assert idempotent or "the worker was lost (its connection was closed" in str(results[-1])
+        assert f"{busy.description} is lost (its connection was closed" in caplog.text
+        assert busy.description.endswith(f" on {socket.gethostname()!r}")
         assert len(await pids(pool, 2)) == 2  # another one has taken its place
 
 
