@@ -224,7 +224,7 @@ _BESIDE: Mapping[str, tuple[Callable[[int], None] | None, float]] = {
     "nothing": (None, 0.0),
     "slow model": (_slow, 0.1),
     "reloads": (lambda port: _send(port, "POST", "/v2/repository/models/Reloaded/load", b"{}"), 0.5),
-    "scrapes": (lambda port: _send(port, "GET", "/metrics"), 0.3),
+    "scrapes": (lambda port: _send(port, "GET", "/metrics", headers={"accept-encoding": "gzip"}), 0.3),
     "16 MB of binary": (_binary, 0.5),
     "15 MB of JSON": (_json, 0.5),
 }

@@ -243,6 +243,8 @@ def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Pat
         str(tmp_path / "secret"),
         "--state",
         str(tmp_path / "state"),
+        "--audit-log",
+        str(tmp_path / "audit.log"),
     ]
     environment = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_LOGS_EXPORTER": "otlp"}
     with running_server(str(tmp_path / "models"), *options, environment=environment) as process:
