@@ -7,7 +7,7 @@ from dragoman.cli.connection import add_credentials
 # The names of dragoman_check.conformance.runner.PROTOCOLS, which --help must not import; a test compares them.
 PROTOCOL_NAMES = (
     "open-inference-rest", "open-inference-extensions", "open-inference-generate", "open-inference-grpc", "umbridge",
-    "kserve-v1", "openai", "responses", "tgi", "lmi",
+    "kserve-v1", "openai", "responses", "batches", "tgi", "lmi",
 )  # fmt: skip
 
 _EPILOG = """\
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", action="append", metavar="PATTERN", help="clauses to check, such as rest-error-*; may be repeated")
     add("--grpc", default="", metavar="HOST:PORT", help="gRPC address (default: that of URL)")
     add("--request", default="", metavar="FILE", help="V2 request in JSON that the model accepts")
-    add("--allow-changes", action="store_true", help="load and unload the model too")
+    add("--allow-changes", action="store_true", help="load and unload the model, upload files and run batches too")
     add_credentials(add)
     add("--timeout-s", type=float, default=30.0, metavar="S", help="time limit of one request (default 30)")
     add("--json", action="store_true", help="print the results as JSON")

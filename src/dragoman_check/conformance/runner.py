@@ -4,6 +4,7 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 
 from dragoman_check.conformance import (
+    batches,
     kserve_v1,
     lmi,
     open_inference_extensions,
@@ -35,6 +36,7 @@ PROTOCOLS: Sequence[Protocol] = (
     kserve_v1.PROTOCOL,
     openai.PROTOCOL,
     open_responses.PROTOCOL,
+    batches.PROTOCOL,
     tgi.PROTOCOL,
     lmi.PROTOCOL,
 )
