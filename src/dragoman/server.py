@@ -308,6 +308,7 @@ class Server:
         delay_s = self.settings.drain_delay_s
         if delay_s and any(deployment.ready for deployment in self.engine.deployments()):
             self.engine.report_not_ready()
+            self._transports.begin_leave()
             log.info("not ready; requests are still answered for %g s; another signal ends this delay", delay_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):

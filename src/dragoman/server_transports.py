@@ -137,6 +137,12 @@ class ServerTransports:
             if server is not None:
                 await server.begin_accepting()
 
+    def begin_leave(self) -> None:
+        """Announce with each response over HTTP/1.1 that its connection closes; gRPC has GOAWAY for that."""
+        for server in (self._http, self._admin):
+            if server is not None:
+                server.begin_leave()
+
     def begin_drain(self) -> None:
         """Close idle connections, and all others after their next response; new ones are still accepted."""
         for server in (self._http, self._grpc, self._admin):

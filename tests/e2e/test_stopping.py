@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import pty
+import select
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -140,7 +142,7 @@ def is_closed(connection: http.client.HTTPConnection) -> bool:
 @pytest.mark.parametrize("more", SERVERS)
 def test_a_server_answers_and_is_not_ready_for_the_drain_delay(more: tuple[str, ...]) -> None:
     with running_server(f"{TROUBLE}:Twice", "--drain-delay-s", "60", *more) as process:
-        idle = idle_connection(process)
+        idle, used = idle_connection(process), idle_connection(process)
         with grpc.insecure_channel(process.grpc_url) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             request = health_pb2.HealthCheckRequest()
@@ -154,15 +156,18 @@ def test_a_server_answers_and_is_not_ready_for_the_drain_delay(more: tuple[str, 
         assert process.status("/v2/health/ready") == process.status("/v2/models/Twice/ready") == 400
         assert process.status("/v2/health/live") == 200
         assert process.infer("Twice", [2.0])[1]["outputs"][0]["data"] == [4.0]
-        idle.request("GET", "/v2/health/ready")  # the connection stays open
-        response = idle.getresponse()
-        assert (response.status, response.getheader("connection")) == (400, None)
-        response.read()
+        used.request("GET", "/v2/health/ready")  # an open connection is answered, and replaced without a loss
+        response = used.getresponse()
+        assert (response.status, response.getheader("connection"), response.read()) == (400, "close", b"")
+        with httpx.Client() as new:
+            assert new.get(f"http://{process.url}/v2/health/live").headers["connection"] == "close"
+        assert select.select([idle.sock], [], [], 0)[0] == []  # one without requests stays open
         assert process.popen.poll() is None
         process.terminate()  # a second signal ends the delay, not the process
         assert is_closed(idle)
         assert process.wait_for_exit() == 0
         idle.close()
+        used.close()
 
 
 def test_the_drain_delay_ends_by_itself() -> None:

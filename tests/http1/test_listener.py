@@ -38,6 +38,9 @@ class EchoConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.listener.remove(self)
 
+    def announce_close(self) -> None:
+        pass
+
     def retire(self) -> None:
         pass
 

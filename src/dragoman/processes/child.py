@@ -44,7 +44,7 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
     engine = EngineClient(sock, memory)
     copies = ModelCopies(engine)
     transports, monitor = ServerTransports(copies, settings), LoopMonitor()
-    engine.begin_drain = transports.begin_drain
+    engine.begin_leave, engine.begin_drain = transports.begin_leave, transports.begin_drain
     engine.set_copies = copies.set_table
     engine.find_requests = transports.find_requests
     engine.measure = lambda: ProcessMetrics(
@@ -91,6 +91,7 @@ class _AuditForwarder(AuditWriter):
 class EngineClient(JobSender, JobRunner):
     """The interface of the engine, in another process.
 
+    begin_leave: called when the server is no longer ready, but answers.
     begin_drain: called when the server begins to drain.
     set_copies: called with the models that this process may compute.
     find_requests: returns recent requests of this process.
@@ -107,6 +108,7 @@ class EngineClient(JobSender, JobRunner):
         JobRunner.__init__(self)
         self._ready = False
         self._change = asyncio.Event()
+        self.begin_leave: Callable[[], None] = lambda: None
         self.begin_drain: Callable[[], None] = lambda: None
         self.set_copies: Callable[[bytes], None] = lambda _table: None
         self.find_requests: Callable[[FindRequests], list[dict[str, Any]]]
@@ -163,7 +165,7 @@ class EngineClient(JobSender, JobRunner):
             self._change.set()
             self._change = asyncio.Event()
         elif frame.kind == FrameKind.DRAIN:
-            self.begin_drain()
+            (self.begin_leave if frame.value() else self.begin_drain)()
         elif frame.kind == FrameKind.METRICS:
             self.send_control(FrameKind.METRICS, self.measure())
         elif frame.kind == FrameKind.REQUESTS:

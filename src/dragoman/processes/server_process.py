@@ -209,9 +209,9 @@ class ServerProcess:
             raise
         self.has_responded = True
 
-    def begin_drain(self) -> None:
-        """Close idle connections, and all others after their next response."""
-        self._worker.send(FrameKind.DRAIN)
+    def begin_drain(self, *, leaves: bool = False) -> None:
+        """Close idle connections, and all others after their next response; none that is idle if it only `leaves`."""
+        self._worker.send(FrameKind.DRAIN, leaves)
 
     def set_ready(self, ready: bool) -> None:
         self._worker.send(FrameKind.READY, ready)

@@ -116,6 +116,10 @@ class ServerProcesses(ServerTransports):
         self.http_ports = numbers[:http]
         self.grpc_port, self.admin_port = (numbers[http:grpc] or [-1])[0], (numbers[grpc:] or [-1])[0]
 
+    def begin_leave(self) -> None:
+        for each in self._supervisor.running:
+            each.begin_drain(leaves=True)
+
     def begin_drain(self) -> None:
         for each in self._supervisor.running:
             each.begin_drain()

@@ -51,6 +51,11 @@ class HttpServer:
         if self._listener is not None:
             await self._listener.begin_accepting()
 
+    def begin_leave(self) -> None:
+        """Announce with each response over HTTP/1.1 that its connection closes."""
+        if self._listener is not None:
+            self._listener.begin_leave()
+
     def begin_drain(self) -> None:
         """Close idle connections, and every other one after its next response; new ones are still accepted."""
         if self._listener is not None:

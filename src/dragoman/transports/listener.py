@@ -8,7 +8,7 @@ bytes that have been read.
 
 A connection calls `listener.remove(self)` when it is closed and `listener.admits(self, transport)` when it is made, to
 learn whether it may serve more than health checks. It uses `listener.loop`, `listener.wheel` for its timeouts and
-`listener.draining`: while that is true, a new HTTP/1.1 connection closes after its first response.
+`listener.leaving`: while that is true, a new HTTP/1.1 connection closes after its first response.
 """
 
 import asyncio
@@ -57,6 +57,9 @@ class ListenerConnection(Protocol):
 
     def begin(self, data: bytes) -> None:
         """Handle bytes that were read to detect the protocol."""
+
+    def announce_close(self) -> None:
+        """Close after the next response, which announces it, where the protocol can announce it without a loss."""
 
     def retire(self) -> None:
         """Close at a moment at which no request can be lost: after the next response that announces it."""
@@ -116,7 +119,7 @@ class Listener:
         self._certificates: dict[ListenerConnection, CertificateId] = {}  # of clients
         self._accepting: set[socket.socket] = set()  # whose next connections are accepted in the next iteration
         self._connecting: set[asyncio.Task[None]] = set()
-        self.draining = False
+        self.leaving = self.draining = False
         self.warnings = Warnings(log, self.loop)
         self._reserve = Reserve(limits, self.warnings)
         self._empty = asyncio.Event()
@@ -148,9 +151,19 @@ class Listener:
             if bound in self._handed_over:
                 await server.start_serving()
 
+    def begin_leave(self) -> None:
+        """Announce with each response that its connection closes, also on new ones, and close no other.
+
+        Proxies keep connections for long. A request that one sends on a connection while the server closes it is lost,
+        and a POST is not sent again (RFC 9110, 9.2.2): so they are replaced while the server still answers.
+        """
+        self.leaving = True
+        for connection in [*self._open]:
+            connection.announce_close()
+
     def begin_drain(self) -> None:
         """Close idle connections, and every other one after its next response; new ones are still accepted."""
-        self.draining = True
+        self.leaving = self.draining = True
         self._leave_to_successor()
         self._drain_after(_READ_TURNS, [*self._open])
 
@@ -349,6 +362,9 @@ class _ProtocolDetector(asyncio.BufferedProtocol):
 
     def begin(self, data: bytes) -> None:
         raise AssertionError("a detector has no predecessor")
+
+    def announce_close(self) -> None:
+        """Nothing: the connection of the protocol will ask the listener."""
 
     def retire(self) -> None:
         """Nothing: the time for the first bytes is shorter."""

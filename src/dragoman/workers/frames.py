@@ -139,9 +139,10 @@ class FrameKind(enum.IntEnum):
     allows a stream further chunks.
 
     A process of `--processes` is started with SPEC too. It sends CALL, STREAM, CREDIT and CANCEL to the process of the
-    engine, which sends it the responses, READY, DRAIN and STOP. COPIES names the models that it may compute itself; it
-    sends the number of that table back once it computes no others. REQUESTS asks for its recent requests. TIMES have
-    the batch of a call and the calls that it made, before its response. It sends AUDIT with each line of the audit log.
+    engine, which sends it the responses, READY, DRAIN (true: connections are only replaced) and STOP. COPIES names the
+    models that it may compute itself; it sends the number of that table back once it computes no others. REQUESTS asks
+    for its recent requests. TIMES have the batch of a call and the calls that it made, before its response. It sends
+    AUDIT with each line of the audit log.
 
     Three kinds go both ways: UNUSED, shared memory that the other side may write again; METRICS, a request for the
     metrics of a process of `--processes` and its response; and HEARTBEAT, between the server and workers that have

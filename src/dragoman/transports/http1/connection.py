@@ -104,7 +104,8 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._admission = admission = RequestAdmission(context.application)
         self._reader = RequestReader(context, admission.check)
         self._writer = Http1ResponseWriter(outgoing, flushes, context.counters, listener.loop)
-        self._writer.draining = self._is_draining = listener.draining  # whether it closes without a further response
+        self._writer.draining = listener.leaving  # whether the next response is the last one
+        self._is_draining = listener.draining  # whether it closes without a further response
         self._transport: Any = None
         self._stage = NEW
         self._since_s = 0.0  # start of the stage
@@ -515,6 +516,9 @@ class Http1Connection(asyncio.BufferedProtocol):
         else:
             self._transport.close()
         return 0.0
+
+    def announce_close(self) -> None:
+        self.retire()
 
     def retire(self) -> None:
         self._writer.draining = True  # a response that has begun did not announce it: then the next one is the last

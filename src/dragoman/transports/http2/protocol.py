@@ -191,6 +191,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     # --- stopping -----------------------------------------------------------------------------------
 
+    def announce_close(self) -> None:
+        """Nothing: the GOAWAY of `drain` loses no request of a client that heeds it."""
+
     def retire(self) -> None:
         self.connection.retire()
         if self.connection.phase == DRAINING:
