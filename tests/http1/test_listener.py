@@ -64,7 +64,7 @@ class EchoProtocol(asyncio.Protocol):
         self.data_received = self.inner.begin  # type: ignore[method-assign]
         self.begin = self.inner.begin
         self.drain, self.cancel, self.abort = self.inner.drain, self.inner.cancel, self.inner.abort
-        self.retire = self.inner.retire
+        self.retire, self.announce_close = self.inner.retire, self.inner.announce_close
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.inner.listener.remove(self)

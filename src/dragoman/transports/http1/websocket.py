@@ -390,6 +390,9 @@ class WebSocketConnection(asyncio.BufferedProtocol):
             self._write(self._frames.send(Ping()))
         return self._next_check_s()
 
+    def announce_close(self) -> None:
+        """Nothing: the Close frame of `drain` says which messages are not answered."""
+
     def retire(self) -> None:
         self.drain()
 
