@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from dragoman import plugins
 from dragoman.core import audit
 from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.model_digests import read_digests
 from dragoman.core.options import RENAMED, SECRET_SOURCES, secrets_in_files, split_list
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.state_store import StateStore
@@ -36,6 +37,8 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
     """
     if settings.watch:
         check_watch(paths)
+    if settings.model_digests:
+        read_digests(settings.model_digests)  # reports an invalid list at once
     folders = split_list(settings.model_folders)
     repository = DiskRepository(
         paths,

@@ -53,6 +53,7 @@ class SettingsArguments(TypedDict, total=False):
     watch_quiet_s: float
     files_folder: str
     load_on_demand: bool
+    model_digests: str
     max_batch_wait_s: float
     batch_linger: float
     max_queue: int

@@ -17,7 +17,7 @@ from rest.rest_server import DEFAULTS
 from text_server import ReverseModel
 
 COMMANDS = (
-    "serve", "init", "models", "infer", "status", "doctor", "keys", "completion",
+    "serve", "init", "models", "infer", "status", "doctor", "keys", "digests", "completion",
     *sorted(name.replace("-", " ") for name in hooks.own_entries("commands")),
 )  # fmt: skip
 

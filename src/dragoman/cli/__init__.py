@@ -28,6 +28,7 @@ _COMMANDS = {
     "status": Command("show the models and workers of a running server", "dragoman.cli.status"),
     "doctor": Command("try each model of a folder, and report what will differ from its server", "dragoman.cli.doctor"),
     "keys": Command("create, list and delete API keys", "dragoman.cli.keys"),
+    "digests": Command("print the SHA-256 digests of model files, for serve --model-digests", "dragoman.cli.digests"),
     "completion": Command("print a completion script for bash, zsh or fish", "dragoman.cli.completion"),
 }
 

@@ -12,10 +12,11 @@ from dragoman.assembly import access_control, http_addresses, load_protocols, tr
 from dragoman.cli.serving import explain_address
 from dragoman.cli.terminal import printable
 from dragoman.core.errors import DragomanError
+from dragoman.core.model_digests import read_digests
 from dragoman.core.options import forget_secrets
 from dragoman.core.state_store import check_state
 from dragoman.engine.folder_watch import check_watch
-from dragoman.engine_setup import model_errors, served_paths, setting_errors
+from dragoman.engine_setup import make_audit_writer, model_errors, served_paths, setting_errors
 from dragoman.server_transports import check_kafka, configured_ports, make_worker_port, tls_files
 from dragoman.settings import Settings
 from dragoman.system.sockets import listening_socket
@@ -78,6 +79,10 @@ def _setting_groups(settings: Settings) -> Iterator[str]:
     yield from _error_of(lambda: check_kafka(settings))
     if settings.state:
         yield from _error_of(lambda: check_state(settings.state))
+    if settings.model_digests:
+        yield from _error_of(lambda: read_digests(settings.model_digests))
+    if not settings.audit_log:  # else the file would be made
+        yield from _error_of(lambda: make_audit_writer(settings))
 
 
 def _certificate(settings: Settings) -> Iterator[str]:

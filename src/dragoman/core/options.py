@@ -198,6 +198,15 @@ class ModelOptions:
             common=True,
         ),
     ] = False
+    model_digests: Annotated[
+        str,
+        Option(
+            "file with the SHA-256 of each model file, as `dragoman digests` or sha256sum writes it; models with other "
+            "files are not loaded",
+            operator_only=True,
+            not_empty=True,
+        ),
+    ] = ""
     placement: Annotated[
         Placement,
         Option(

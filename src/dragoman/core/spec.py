@@ -212,6 +212,7 @@ class ModelSpec(ModelOptions):
     script_arguments: command-line arguments of the script of a KServe model.
     idempotent: whether calls of lost workers are computed again on others.
     allow_pickle: allow files that can run code when they are loaded.
+    model_digests: the list of digests that its files must have, "" for none; digests: these, once they are checked.
     """
 
     name: Annotated[str, Option("name that clients use; default: the name of the file or folder")]
@@ -223,6 +224,7 @@ class ModelSpec(ModelOptions):
     siblings: SiblingModels | None = field(default=None, compare=False, repr=False)
     files: tuple[FileState, ...] = field(default=(), repr=False)
     contents: tuple[FileContent, ...] = field(default=(), compare=False, repr=False)
+    digests: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
     launch: LaunchOptions | None = None
     sequences: SequenceOptions | None = None
     schedule: ScheduleOptions | None = None

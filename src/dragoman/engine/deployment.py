@@ -42,6 +42,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.fair_share import has_place, uncontended
 from dragoman.core.metrics import Family, Sample, with_labels
+from dragoman.core.model_digests import with_digests
 from dragoman.core.schedule import MIN_DEADLINE_S, TIMEOUT, check_priority, requested_deadline_s, requested_timeout_s
 from dragoman.core.scoring import Scored
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
@@ -67,7 +68,7 @@ from dragoman.system.call_times import CallTimes, TokenUsage
 from dragoman.system.coroutines import begin, complete, ensure_task
 from dragoman.system.load_steps import LoadStep, observe_steps
 from dragoman.system.threads import call_in_thread
-from dragoman.workers.pool import Loaded, Pool, WrongPlacement
+from dragoman.workers.pool import Loaded, Pool, WrongPlacement, load_error
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
@@ -152,6 +153,8 @@ class Deployment:
         """Load the model. Raises ModelFailed, or NotReady if it may load later; it is UNAVAILABLE then."""
         self.retries, self.state, self._loading_since_s = False, "LOADING", monotonic()
         try:
+            if self.spec.model_digests:
+                await self._check_files()
             if self.spec.protocols:
                 await call_in_thread(check_protocols, self.spec)
             if self.spec.labels:
@@ -185,6 +188,13 @@ class Deployment:
             self._add_cache(self.spec.response_cache_bytes, loaded)
         self.state, self.reason = "READY", ""
         self._on_change()
+
+    async def _check_files(self) -> None:
+        """Check the files before any code of the model is imported, and pass their digests to all workers."""
+        try:
+            self.spec = await asyncio.to_thread(with_digests, self.spec)
+        except ModelFailed as error:
+            raise load_error(self.spec.name, error.message, error) from error
 
     async def _try(self, pool: Pool, loaded: Loaded, binder: Binder) -> tuple[Trial, Shipped]:
         """Answer the warm-up requests, else an example; return the first one that is answered, and what is shipped.

@@ -19,6 +19,8 @@ from dragoman.core.chunks import ChunkStream
 from dragoman.core.errors import (
     DragomanError,
     Forbidden,
+    InvalidInput,
+    ModelFailed,
     ModelNameMissing,
     ModelNotFound,
     NotReady,
@@ -27,6 +29,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.kinds import UNKNOWN
 from dragoman.core.metrics import Family, FamilyCollector
+from dragoman.core.model_digests import check_folder
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
 from dragoman.core.services import Service, ServiceCall
@@ -431,6 +434,7 @@ class Engine:
         action, names = _ENGINE_CHANGES[type(call)]
         with self._audited(action, request, **{name: getattr(call, field) for name, field in names.items()}):
             deployment = self._find(request)
+            await _check_adapter(call, deployment)
             response = await complete(deployment.begin(request))
         if isinstance(call, LoadAdapter | UnloadAdapter):
             model, saved = deployment.spec.name, self._control.saved_models
@@ -450,6 +454,7 @@ class Engine:
                     call = LoadAdapter(name, adapter.path, replaces=True, pinned=adapter.pinned)
                 try:
                     if self.registry.find(model).is_loaded:  # else its reason is in the index
+                        await _check_adapter(call, self.registry.find(model))
                         await complete(self.registry.find(model).begin(Request(call, model)))
                 except DragomanError as error:
                     log.error("model '%s': adapter '%s' is not restored: %s", model, name, error.message)
@@ -567,3 +572,12 @@ class Engine:
     def _is_control_token(self, token: str) -> bool:
         expected = self._identity.control_token.encode()
         return bool(expected) and hmac.compare_digest(token.encode(), expected)
+
+
+async def _check_adapter(call: object, deployment: Deployment) -> None:
+    """Raise InvalidInput if a call loads an adapter whose files are not as the operator's list of digests says."""
+    if isinstance(call, LoadAdapter) and deployment.spec.model_digests:
+        try:
+            await asyncio.to_thread(check_folder, call.path, deployment.spec.model_digests)
+        except ModelFailed as error:
+            raise InvalidInput(f"failed to load adapter '{call.name}', {error.message}") from error

@@ -118,6 +118,7 @@ class DiskRepository(Repository):
         self._version_policy = _check_policy(version_policy)
         self._folders = tuple(folders)
         self._run_code = run_code
+        self._digests: str = defaults.get("model_digests", "")
         self._may_be_empty = may_be_empty
 
     @property
@@ -127,7 +128,7 @@ class DiskRepository(Repository):
     def scan(self) -> dict[str, Source]:
         sources = super().scan()
         by_name: dict[str, list[FoundModel]] = {}
-        search = Search(self._run_code, self._may_be_empty)
+        search = Search(self._run_code, self._may_be_empty, self._digests)
         for path in self._paths:
             for found in search.models(path):
                 check_name(found.name, f"the model name of '{_location(found)}'")
@@ -155,7 +156,7 @@ class DiskRepository(Repository):
         return {self._model_name: renamed} if renamed else {}
 
     def at(self, name: str, url: str) -> Source:
-        models = Search(self._run_code).models(str(_model_path(url, self._folders)))
+        models = Search(self._run_code, model_digests=self._digests).models(str(_model_path(url, self._folders)))
         if len(models) != 1:
             names = ", ".join(found.name for found in models)
             raise InvalidInput(f"`url`: expected one model, found several in '{url}': {names[:256]}")
@@ -163,7 +164,7 @@ class DiskRepository(Repository):
         return Source(lambda: [replace(spec, url=url) for spec in source.specs()], source.routing)
 
     def at_folder(self, name: str, folder: Path) -> Source:
-        models = Search(self._run_code).models(str(folder))
+        models = Search(self._run_code, model_digests=self._digests).models(str(folder))
         if len(models) != 1:
             raise InvalidInput(f"failed to load '{name}', expected one model in its files, got {len(models)}")
         return self._source([structs.replace(models[0], name=name)])

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.model_digests import is_listed
 from dragoman.engine import model_files
 from dragoman.runtimes.recognise import own_name, recognise, refusal, skip_reason
 from dragoman.runtimes.unserved import UNKNOWN, reason_of
@@ -63,11 +64,13 @@ class Search(msgspec.Struct):
     """A search for models. `skipped` collects the files that are not served.
 
     Without `run_code` a Python file is never imported, and its models have the file's name instead of their own. With
-    `may_be_empty` a folder may hold no model yet, or be missing.
+    `may_be_empty` a folder may hold no model yet, or be missing. With `model_digests` only files in that
+    list are imported.
     """
 
     run_code: bool = True
     may_be_empty: bool = False
+    model_digests: str = ""
     skipped: list[SkippedFile] = msgspec.field(default_factory=list)
     _root: Path = msgspec.field(default_factory=Path)
 
@@ -107,9 +110,12 @@ class Search(msgspec.Struct):
         else:
             raise InvalidInput(f"'{name}' not found: expected a model file, a folder of models or module:object")
 
+    def _may_run(self, file: Path) -> bool:
+        return self.run_code and (not self.model_digests or is_listed(file.resolve(), self.model_digests))
+
     def _object_name(self, uri: str) -> str:
         file, _, attribute = uri.rpartition(":")
-        own = _vector_names(Path(file), attribute) if self.run_code and file.endswith(".py") else {}
+        own = _vector_names(Path(file), attribute) if file.endswith(".py") and self._may_run(Path(file)) else {}
         return next(iter(own), attribute.rpartition(".")[2])
 
     def _file(
@@ -120,7 +126,7 @@ class Search(msgspec.Struct):
         folder: the folder of a model whose file this is.
         """
         runtime = recognise(file) if file.suffix == ".py" else None
-        own = _own_names(file, runtime or "", run_code=self.run_code)
+        own = _own_names(file, runtime or "", run_code=runtime == "python" and self._may_run(file))
         if len(own) < 2:
             yield FoundModel(next(iter(own), name), folder or file, settings or {}, {})
             return

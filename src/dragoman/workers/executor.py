@@ -48,6 +48,7 @@ from dragoman.core.errors import (
 from dragoman.core.foreign_code import is_interruption
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
+from dragoman.core.model_digests import begin_load
 from dragoman.core.scoring import Score
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
@@ -136,11 +137,18 @@ class Executor:
         run: Callable[..., Awaitable[Any]] = run_in_thread if in_thread else run_here
         try:
             limit_s = load_limit_s(spec)
+            check = None if spec.digests is None else await run(begin_load, spec, discard=_ignore)
             result: Executor | Model = await run(_load, cls, spec, placement, discard=_close, limit_s=limit_s)
             if isinstance(result, Model):
                 await result.load()  # a coroutine
                 result = await run(cls, result, spec, discard=_close)
             assert isinstance(result, Executor)
+            if check is not None:
+                try:
+                    await run(check.confirm, discard=_ignore)
+                except BaseException:
+                    await result.close()
+                    raise
             return result
         except WrongPlacement:
             raise
@@ -401,6 +409,10 @@ def _load(executor_type: type[Executor], spec: ModelSpec, placement: Placement) 
         return model
     model.load()
     return executor_type(model, spec)
+
+
+def _ignore(_: object) -> None:
+    """What a check returns needs no end."""
 
 
 def _close(loaded: Executor | Model) -> None:
