@@ -1,6 +1,7 @@
 """What a release consists of: the source distribution, its metadata, bills of materials, the audit."""
 
 import email
+import hashlib
 import json
 import os
 import shutil
@@ -138,3 +139,48 @@ def test_the_audit_finds_vulnerable_packages(vulnerable: str, status: int) -> No
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == status, done.stdout + done.stderr
     assert ("TEST-1" in done.stdout) == bool(status)
+
+
+def test_two_source_archives_are_equal(source: tuple[set[str], Path], tmp_path: Path) -> None:
+    """Whatever the times, the order and the owners of the files are."""
+    archives = [tmp_path / "first.tar.gz", tmp_path / "second.tar.gz"]
+    shutil.copy(source[1], archives[0])
+    with tarfile.open(source[1]) as before, tarfile.open(archives[1], "w:gz") as after:
+        for member in reversed(before.getmembers()):
+            content = before.extractfile(member) if member.isfile() else None
+            mode = member.mode & ~0o077  # of another umask
+            after.addfile(member.replace(mtime=1, uid=7, gid=7, uname="other", gname="other", mode=mode), content)
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1790000000"}
+    for each in archives:
+        subprocess.run([sys.executable, ROOT / "scripts" / "repack", each], env=environment, check=True)
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+    with tarfile.open(archives[0]) as repacked, tarfile.open(source[1]) as original:
+        assert {each.name for each in repacked} == {each.name for each in original}
+        script = repacked.getmember(next(name for name in repacked.getnames() if name.endswith("/scripts/wheels")))
+        assert (script.mode, script.mtime) == (0o755, 1790000000)
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+def test_a_release_is_verified_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "releases.md").read_text()
+    verify = page.partition("## Verify a release")[2].partition("```text\n")[2].partition("```")[0]
+    sign = page.partition("ssh-keygen -Y sign -f ~/.ssh/dragoman-release ")[2].partition("`")[0]
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "a.whl").write_text("wheel")
+    digest = hashlib.sha256(b"wheel").hexdigest()
+    (tmp_path / "dist" / "SHA256SUMS").write_text(f"{digest}  a.whl\n{digest}  not-downloaded.whl\n")
+
+    def run(command: str, folder: Path) -> int:
+        return subprocess.run(["bash", "-ec", command], cwd=folder, capture_output=True, check=False).returncode
+
+    for name in ("key", "other"):
+        assert run(f"ssh-keygen -q -t ed25519 -N '' -C '' -f {name}", tmp_path) == 0
+    assert run(f"ssh-keygen -Y sign -f key {sign}", tmp_path) == 0
+    allowed = tmp_path / "dist" / "allowed_signers"
+    allowed.write_text(f"dragoman {(tmp_path / 'key.pub').read_text()}")
+    assert run(verify, tmp_path / "dist") == 0
+    (tmp_path / "dist" / "a.whl").write_text("other")
+    assert run(verify, tmp_path / "dist") != 0
+    (tmp_path / "dist" / "a.whl").write_text("wheel")
+    allowed.write_text(f"dragoman {(tmp_path / 'other.pub').read_text()}")
+    assert run(verify, tmp_path / "dist") != 0
