@@ -1,27 +1,35 @@
 """A quiet key beside one with 64 clients: how much later its answers come.
 
-usage: python -m benchmarks.fairness [--requests 200] [--clients 64]
+usage: python -m benchmarks.fairness [--requests 200] [--clients 64] [--text]
 
 Steps of the text engine's scheduler and batches of a tensor model are counted, not seconds, so other load does not
-matter. Each key is a closed loop: a client sends its next request when it has its answer. Without keys means
-that both share one owner, in the order of arrival.
+matter. With --text a small Llama with random weights generates texts instead, and the CPU time of the engine's thread
+is the clock: run it with OMP_NUM_THREADS=1. Each key is a closed loop: a client sends its next request when it has its
+answer. Without keys means that both share one owner, in the order of arrival.
 """
 
 import argparse
 import asyncio
 import random
+import threading
+import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.processes import RESULTS, ROOT
 from dragoman.core.callers import ANYONE, Caller
-from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.calls import Generate, Infer, Inference, Request
 from dragoman.core.metrics import Family
+from dragoman.core.sampling import Sampling
 from dragoman.core.tensor import Tensor
 from dragoman.core.worker_status import WorkerStatus
 from dragoman.engine.batching import Batcher
+from dragoman.engine_setup import open_engine
+from dragoman.plugins import import_file
 from dragoman_text.generation import job
 from dragoman_text.generation.scheduler import Scheduler
 
@@ -149,13 +157,73 @@ async def batches(clients: int, requests: int, *, keys: bool) -> list[int]:
     return [*waits]
 
 
+def text_model() -> Path:
+    """Return the folder of a Llama of 2.5 million random weights, which is made once."""
+    folder = RESULTS / "models" / "small"
+    if not folder.exists():
+        training: Any = import_file(ROOT / "examples" / "text" / "train_models.py")
+        training.train(folder, "llama", training.Size(), steps=1)
+    return folder
+
+
+async def first_token_times_ms(folder: Path, clients: int, requests: int, *, keys: bool) -> list[float]:
+    """Return the CPU time of the engine's thread until each request of the quiet key has its first token, beside so
+    many noisy clients.
+    """
+    rng, times_ms = random.Random(1), list[float]()
+    noisy, quiet = (NOISY, QUIET) if keys else (ANYONE, ANYONE)
+
+    async with open_engine(str(folder), max_queue=2 * clients + 8) as engine:
+        (thread,) = [each for each in threading.enumerate() if each.name == f"text-{folder.name}"]
+        assert thread.ident is not None
+        clock = time.pthread_getcpuclockid(thread.ident)
+
+        async def send(caller: Caller) -> float:
+            prompt = tuple(rng.randrange(7, 1900) for _ in range(rng.randint(64, 512)))
+            sampling = Sampling(max_new_tokens=rng.randint(32, 128), ignore_eos=True)
+            call = Generate(prompts=(prompt,), sampling=sampling, stream=True)
+            began_s, first_s = time.clock_gettime(clock), 0.0
+            async for _ in engine.stream(Request(call, folder.name, caller=caller)):
+                first_s = first_s or time.clock_gettime(clock)
+            return 1000 * (first_s - began_s)
+
+        async def run(caller: Caller) -> None:
+            while True:
+                await send(caller)
+
+        others = [asyncio.create_task(run(noisy)) for _ in range(clients)]
+        for _ in range(8):  # to be warm, and busy
+            await send(quiet)
+        while len(times_ms) < requests:
+            times_ms.append(await send(quiet))
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+    return times_ms
+
+
+def measure_text(clients: int, requests: int) -> list[list[float]]:
+    """Return the times alone, beside others of the same owner, and beside another key."""
+    folder = text_model()
+    sides = ((0, True, requests), (clients, False, max(10, requests // 10)), (clients, True, requests))
+    return [asyncio.run(first_token_times_ms(folder, n, count, keys=k)) for n, k, count in sides]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness", description=__doc__)
     parser.add_argument("--requests", type=int, default=200, help="of the quiet key (default 200)")
     parser.add_argument("--clients", type=int, default=64, help="of the noisy key (default 64)")
+    parser.add_argument("--text", action="store_true", help="with a model that generates, in CPU time")
     arguments = parser.parse_args()
     print("| the quiet key waits for | alone | beside it, one owner | beside it, keys |")
     print("|---|---:|---:|---:|")
+    if arguments.text:
+        found = measure_text(arguments.clients, arguments.requests)
+        for part in (50, 99):
+            values = [np.percentile(each, part) for each in found]
+            print(f"| CPU ms until the first token, p{part} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
+        print(f"p99 beside a key to p99 alone: {np.percentile(found[2], 99) / np.percentile(found[0], 99):.2f}")
+        return
     text = [first_tokens(n, arguments.requests, keys=k) for n, k in ((0, True), (arguments.clients, False))]
     text.append(first_tokens(arguments.clients, arguments.requests, keys=True))
     tensors = [asyncio.run(batches(n, arguments.requests, keys=k)) for n, k in ((0, True), (arguments.clients, False))]
