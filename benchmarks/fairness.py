@@ -24,8 +24,8 @@ from benchmarks.processes import RESULTS, ROOT
 from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.calls import Generate, Infer, Inference, Request
 from dragoman.core.metrics import Family
-from dragoman.core.sampling import Sampling
 from dragoman.core.tensor import Tensor
+from dragoman.core.text import Sampling
 from dragoman.core.worker_status import WorkerStatus
 from dragoman.engine.batching import Batcher
 from dragoman.engine_setup import open_engine
@@ -218,11 +218,11 @@ def main() -> None:
     print("| the quiet key waits for | alone | beside it, one owner | beside it, keys |")
     print("|---|---:|---:|---:|")
     if arguments.text:
-        found = measure_text(arguments.clients, arguments.requests)
+        times = measure_text(arguments.clients, arguments.requests)
         for part in (50, 99):
-            values = [np.percentile(each, part) for each in found]
+            values = [np.percentile(each, part) for each in times]
             print(f"| CPU ms until the first token, p{part} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
-        print(f"p99 beside a key to p99 alone: {np.percentile(found[2], 99) / np.percentile(found[0], 99):.2f}")
+        print(f"p99 beside a key to p99 alone: {np.percentile(times[2], 99) / np.percentile(times[0], 99):.2f}")
         return
     text = [first_tokens(n, arguments.requests, keys=k) for n, k in ((0, True), (arguments.clients, False))]
     text.append(first_tokens(arguments.clients, arguments.requests, keys=True))

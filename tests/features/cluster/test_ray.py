@@ -21,7 +21,9 @@ import pytest
 from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions
 from dragoman.workers.process import ProcessPool
-from dragoman_cluster.worker_port import WorkerPort
+from dragoman_cluster.launchers.jobs import JobState
+from dragoman_cluster.worker_port import KeptJob, WorkerPort
+from features.cluster.test_jobs_after_restart import stop, with_store
 from features.cluster.test_join import open_port, outcomes_of_pids, pids
 from workers.workers_harness import call, print_outcomes, spec_of, wait_until
 
@@ -113,7 +115,7 @@ async def test_nodes_join_and_leave(cluster: tuple[str, Command], tmp_path: Path
                 await held
             print_outcomes("Ray worker killed", [held.exception(), *await queued])
             assert len(await queued) == 100
-            again = await asyncio.wait_for(pids(pool, 60), LONG_S)  # on the same node, whose two CPUs were in use
+            again = await asyncio.wait_for(pids(pool, 2), LONG_S)  # on the same node, whose two CPUs were in use
             assert first != again
 
             second_node = await asyncio.to_thread(run, "add 2")
@@ -132,6 +134,36 @@ async def test_nodes_join_and_leave(cluster: tuple[str, Command], tmp_path: Path
         await wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in again), LONG_S)
         await wait_until(lambda: not drivers(), LONG_S)
     assert signal.getsignal(signal.SIGTERM) is handler
+
+
+async def test_the_next_server_adopts_actors(cluster: tuple[str, Command], tmp_path: Path) -> None:
+    """Detached ones; the driver of the first server ends with it."""
+    _, run = cluster
+    await asyncio.to_thread(run, "add 1")
+    async with with_store(tmp_path) as port:
+        number, pool = port.port, new_pool(port)
+        await pool.start()
+        (pid,) = await pids(pool, 1)
+        driver = pool._launcher._driver._process  # type: ignore[attr-defined]
+        await stop(pool, port, is_killed=True)
+    driver.communicate(b"")  # as when the server that holds its pipes is gone
+    async with with_store(tmp_path, number) as port:
+        pool = new_pool(port)
+        await pool.start()
+        assert await pids(pool, 1) == [pid]
+        (job,) = [kept.job for kept in port._jobs.read(KeptJob).values()]  # type: ignore[union-attr]
+        assert await pool._launcher.states([job]) == {job: JobState("running", "placed")}  # type: ignore[attr-defined]
+        await stop(pool, port)  # not kept this time
+        await wait_until(lambda: not Path(f"/proc/{pid}").exists(), LONG_S)
+        await wait_until(lambda: not drivers(), LONG_S)
+        assert await pool._launcher.states([job]) == {}  # type: ignore[attr-defined]
+        pool._launcher.release(job)  # type: ignore[attr-defined]
+
+
+async def test_actors_of_a_group_are_not_kept(tmp_path: Path) -> None:
+    async with with_store(tmp_path) as port:
+        with pytest.raises(ModelFailed, match=r"'placement\.keep': expected strategy DEFAULT or SPREAD, got PACK"):
+            new_pool(port, keep=True, resources={"strategy": "PACK"})
 
 
 async def test_placement_groups_and_resources() -> None:
