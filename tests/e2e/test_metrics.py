@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 import dragoman
+from e2e.otlp_receiver import OtlpReceiver, running_receiver
 from e2e.server_process import ServerProcess, running_server, wait_until
 
 MODEL = """
@@ -227,7 +229,13 @@ def test_openmetrics_and_text_export_the_same_values(tmp_path: Path) -> None:
     assert [(s.name, s.labels, s.value) for s in plain] == [(s.name, s.labels, s.value) for s in other]
 
 
-def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Path) -> None:
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
+    with running_receiver() as found:
+        yield found
+
+
+def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Path, receiver: OtlpReceiver) -> None:
     (tmp_path / "model.py").write_text(BATCHED)
     (tmp_path / "secret").write_text("a-secret-of-twenty-characters")
     for name, more in {"Slow": "", "Remote": '[model.placement]\nlauncher = "join"\n'}.items():
@@ -235,7 +243,7 @@ def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Pat
         settings = f'[model]\nuri = "{tmp_path}/model.py:Slow"\n{more}'
         (tmp_path / "models" / name / "dragoman.toml").write_text(settings)
     options = ["--max-batch-size", "4", "--access-log", "-", "--control-token", "secret", "--load-on-demand"]
-    options += ["--response-cache-bytes", "9999", "--tracing-endpoint", "http://127.0.0.1:9", "--tracing-ratio", "0"]
+    options += ["--response-cache-bytes", "9999", "--tracing-endpoint", receiver.url, "--tracing-ratio", "0"]
     options += [
         "--worker-port",
         "0",
@@ -246,7 +254,8 @@ def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Pat
         "--audit-log",
         str(tmp_path / "audit.log"),
     ]
-    environment = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_LOGS_EXPORTER": "otlp"}
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+    environment |= {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_LOGS_EXPORTER": "otlp"}
     with running_server(str(tmp_path / "models"), *options, environment=environment) as process:
         for _ in range(64):  # of so many small requests the parsing of one is measured
             assert process.request("GET", "/v2/models/Slow")[0] == 200

@@ -59,7 +59,6 @@ async def test_a_thousand_models_take_less_than_a_megabyte(calls: int) -> None:
 
 async def test_a_scrape_does_not_keep_calls_waiting() -> None:
     family = Family("many", "gauge", "m", tuple(Sample("many", {"n": str(n)}, n) for n in range(60_000)))
-    shares = []
     async with serving(Identity) as server:
         server.dragoman.engine.metric_sources.append(lambda: (family,))
         for _ in range(5):
@@ -70,5 +69,6 @@ async def test_a_scrape_does_not_keep_calls_waiting() -> None:
                 await asyncio.sleep(0)
                 now_s = time.monotonic()
                 longest_s, last_s = max(longest_s, now_s - last_s), now_s
-            shares.append(longest_s / (last_s - began_s))
-    assert min(shares) < 0.9  # on the event loop, all of it
+            if (share := longest_s / (last_s - began_s)) < 0.9:  # on the event loop, all of it
+                break
+    assert share < 0.9
