@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,13 @@ SCHEMAS = Path(__file__).parent / "schemas"
 
 def check_resource(resource: Any) -> None:
     """Raise a ValidationError if a resource does not match the definition of its kind."""
+    _check(json.dumps(resource))
+
+
+@cache
+def _check(text: str) -> None:
+    """Check the text of a resource, once: variants of the chart have most of their objects in common."""
+    resource = json.loads(text)
     group = resource["apiVersion"].rpartition("/")[0]
     if ("." in group and not group.endswith(".k8s.io")) or group == "gateway.networking.k8s.io":
         _check_custom(resource)
@@ -23,11 +31,15 @@ def check_resource(resource: Any) -> None:
 def _check_custom(resource: Any) -> None:
     import jsonschema
 
-    text = gzip.decompress((SCHEMAS / f"{resource['kind'].lower()}s.json.gz").read_bytes())
-    schema = closed(json.loads(text))
-    schema["properties"]["metadata"] = {"type": "object"}
     # Not `jsonschema.validate`, which checks the schema itself first: that takes a minute here.
-    jsonschema.Draft7Validator(schema).validate(resource)
+    jsonschema.Draft7Validator(_schema_of(resource["kind"])).validate(resource)
+
+
+@cache
+def _schema_of(kind: str) -> Any:
+    schema = closed(json.loads(gzip.decompress((SCHEMAS / f"{kind.lower()}s.json.gz").read_bytes())))
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
 
 
 def closed(schema: Any) -> Any:

@@ -149,7 +149,7 @@ def test_workers_join_the_server() -> None:
     port = {each["containerPort"]: each["name"] for each in server["ports"]}[int(settings.worker_port)]
     service = named["Service", "dragoman-workers"]
     assert [each["targetPort"] for each in service["ports"]] == [port]
-    assert arguments.join == f"dragoman-workers:{service['ports'][0]['port']}"
+    assert arguments.join == [f"dragoman-workers:{service['ports'][0]['port']}"]
     assert service["selector"].items() <= base["spec"]["template"]["metadata"]["labels"].items()
     assert named["Deployment", "dragoman-worker"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
     outwards, inwards = (named["NetworkPolicy", name] for name in ("dragoman-worker", "dragoman-workers"))
