@@ -63,7 +63,8 @@ def test_grpc_loses_no_call_of_many_at_a_time(server: ServerProcess) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_loses_no_call(server: ServerProcess) -> None:
-    """Over HTTP/1.1: curl 7.88 sends further requests of HTTP/2 on a connection whose GOAWAY it has."""
+    """Over HTTP/1.1: curl 7.88 fails at the second request of HTTP/2 with prior knowledge, without an age and beside
+    nginx too ("Error in the HTTP2 framing layer")."""
     shown = "%{http_code} %{num_connects}\n"
     flags = ("-sS", "--http1.1", "-o", "/dev/null", "--rate", "50/s", "-w", shown)
     done = subprocess.run(
