@@ -228,6 +228,15 @@ def test_an_upload_that_is_cut_off_leaves_nothing(
     assert (stored(folder), [each.id for each in client.files.list()]) == before
 
 
+def test_an_upload_of_unknown_length_beyond_the_limit_is_rejected(server: dragoman.Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_ports[0], timeout=WAIT_S)
+    headers = {"content-type": FORM, "authorization": f"Bearer {KEYS['ann']}"}
+    chunks = (bytes(1 << 17) for _ in range(10))
+    connection.request("POST", "/v1/files", chunks, headers, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
 def test_an_upload_beyond_the_limit_is_rejected(client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as raised:
         client.files.create(file=("a", bytes((1 << 20) + 1)), purpose="batch")

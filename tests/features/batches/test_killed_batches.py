@@ -148,17 +148,18 @@ async def test_owners_share_the_lines_that_run() -> None:
 
 
 async def test_results_that_cannot_be_written_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if there is room again later: results after those that are lost are not written."""
     append: Callable[[Journal, Any], None] = Journal.append
-    written = 0
+    has_failed = False
 
-    def fail_later(journal: Journal, records: list[bytes]) -> None:
-        nonlocal written
-        written += len(records)
-        if written > 10:
+    def fail_once(journal: Journal, records: list[bytes]) -> None:
+        nonlocal has_failed
+        if journal.lines > 10 and not has_failed:
+            has_failed = True
             raise StorageFull("full")
         append(journal, records)
 
-    monkeypatch.setattr(Journal, "append", fail_later)
+    monkeypatch.setattr(Journal, "append", fail_once)
 
     async def send(_path: str, _body: bytes, _request_id: str) -> WireResponse:
         await asyncio.sleep(0.001)

@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 
 import dragoman
 from access.access_models import KeyFile
-from dragoman.core.callers import ANYONE
+from dragoman.access.control import AccessControl, AccessRules
+from dragoman.core.callers import ANYONE, Caller
 from dragoman.core.calls import Request
-from dragoman.core.errors import NotSupported
+from dragoman.core.errors import Forbidden, NotSupported
+from dragoman.core.fair_share import WEIGHTS, FairShares
 from dragoman.core.services import WireResponse
+from dragoman.services import InternalSender
 from dragoman_batches.calls import ListFiles
 
 WAIT_S = 120.0
@@ -126,3 +129,23 @@ async def test_files_and_lines_in_an_asgi_application() -> None:
         body = b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP64", "data": [1]}]}'
         found: WireResponse = await application.sender.send("/v2/models/first/infer", body, ANYONE, None, "line-1")
         assert (found.status, json.loads(found.body)["outputs"][0]["data"]) == (200, [1.0])
+
+
+def test_lines_of_a_token_have_its_models_and_those_of_an_unknown_key_nothing(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.toml")
+    keys.add("ann", roles=["infer"], priority="high")
+    access = AccessControl(AccessRules(keys_file=str(keys.path)))
+    models = frozenset(("first",))
+    token = InternalSender._grant(access, Caller("jwt:1", "someone"), models)
+    assert (token.models, token.roles, token.owner) == (models, frozenset(("infer",)), "jwt:1")
+    assert InternalSender._grant(access, Caller("key:ann", "ann"), None).priority == "low"
+    for owner in ("key:bob", ""):
+        with pytest.raises(Forbidden):
+            InternalSender._grant(access, Caller(owner, "bob"), None)
+
+
+def test_requests_of_a_lower_class_do_not_change_the_weight_of_others() -> None:
+    shares = FairShares()
+    shares.enter(Caller("key:ann", priority="high"))
+    shares.enter(Caller("key:ann", priority="low"))
+    assert shares.weight("key:ann") == WEIGHTS["high"]
