@@ -50,7 +50,10 @@ def test_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
     text = print_help(capsys, "--help=all")
     assert flags(text) == {flag(option.name) for option in SHOWN}
     assert "--worker-secret " not in text
-    names = "oip_rest,oip_generate,umbridge,lmi,tgi,openai,anthropic,ollama,kserve_v1,oip_grpc,metrics,usage)"
+    names = (
+        "oip_rest,oip_generate,umbridge,lmi,tgi,openai,anthropic,ollama,kserve_v1,oip_grpc,metrics,usage,batches,"
+        "message_batches)"
+    )
     assert names in text  # unbroken
 
 
