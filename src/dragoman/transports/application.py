@@ -226,10 +226,7 @@ class Application:
         observation = self._observation
         if observation is None or (not observation.records_all and observation.ignores(request.headers)):
             return self._begin(match, request, writer)
-        record = observation.begin(
-            request.context, match.protocol.label, request.method, request.path, request.headers, match.route,
-            len(request.body), request.client, request.caller.name, request.version, is_health=match.health,
-        )  # fmt: skip
+        record = self._observe(match, request)
         if record is None:
             return self._begin(match, request, writer)
         self._running.context = record.context
@@ -244,7 +241,7 @@ class Application:
         assert self._observation is not None
         return self._observation.begin(
             request.context, match.protocol.label, request.method, request.path, request.headers, match.route,
-            len(request.body), request.client, request.caller.name, request.version, is_health=match.health,
+            len(request.body), request.client, request.caller.name, request.version, "", match.health,
         )  # fmt: skip
 
     def _begin(

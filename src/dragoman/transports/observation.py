@@ -135,6 +135,7 @@ class Observation:
         if sampler is not None:
             self._settings.attach(sampler)
         self._tracer = telemetry.traces
+        self._log = (lambda _record: None) if request_log is None else request_log.record
         observers = (request_log, telemetry.traces, telemetry.logs)
         self._observers: list[Exporter] = [observer for observer in observers if observer is not None]
 
@@ -159,7 +160,6 @@ class Observation:
         client: str = "",
         key: str = "",
         http_version: str = "",
-        *,
         host: str = "",
         is_health: bool = False,
     ) -> RequestRecord | None:
@@ -180,16 +180,17 @@ class Observation:
                 return None
             host = ""
         agent = headers.get("user-agent", "")
+        if len(agent) > _MAX_NAME:
+            agent = agent[:_MAX_NAME]
         return RequestRecord(
-            monotonic(), context, protocol, method, path, route, received, client, key, agent[:_MAX_NAME], http_version,
+            monotonic(), context, protocol, method, path, route, received, client, key, agent, http_version,
             _NO_CALL, trace, host, PROBE if is_health else SCRAPE if protocol == _METRICS else "",
         )  # fmt: skip
 
     def end(self, record: RequestRecord, status: int | str, sent: int) -> None:
         """Pass on the record of a request whose response has ended."""
         record.status, record.sent, record.ended_s = status, sent, monotonic()
-        if self._request_log is not None:
-            self._request_log.record(record)
+        self._log(record)
         trace, tracer = record.trace, self._tracer
         if trace is not None and trace.is_sampled and tracer is not None and self._settings.keeps(record.model, trace):
             tracer.record(record)
