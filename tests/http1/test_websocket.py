@@ -136,6 +136,7 @@ class Client:
         self.transport.protocol = self.listener.open(wire)
         self.transport.protocol.connection_made(self.transport)
         self.frames = Connection(ConnectionType.CLIENT)
+        self.cancelled = 0  # answers that `waiting` made wait
 
     @property
     def connection(self) -> Any:
@@ -302,7 +303,11 @@ def waiting(client: Client) -> Callable[[], Awaitable[None]]:
     answer = client.application.answer
 
     async def wait(*arguments: Any) -> None:
-        await gate.wait()
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            client.cancelled += 1
+            raise
         await answer(*arguments)
 
     client.application.answer = wait  # type: ignore[method-assign,assignment]
@@ -344,6 +349,9 @@ async def test_a_client_that_closes_cancels_the_response(how: str) -> None:
         assert client.send(CloseConnection(1000)) == [1000]
         assert client.transport.is_closed
     client.connection.connection_lost(None)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert client.cancelled == 1
     await open_gate()
     assert client.transport.take() == b""
     assert (client.bodies.size, len(client.listener._open)) == (0, 0)

@@ -38,7 +38,7 @@ from dragoman.core.calls import (
 )
 from dragoman.core.chunks import ChunkStream, Take
 from dragoman.core.errors import DragomanError, Forbidden, RateLimited
-from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
+from dragoman.core.record_calls import AppendRecord, DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
 from dragoman.core.services import ServiceCall
 from dragoman.core.usage import RateLimits, ReadUsage, TokenBudget, UsageMeter
@@ -50,7 +50,7 @@ A = TypeVar("A")
 
 _REFUSED = (Forbidden, RateLimited)
 _OPEN = (  # records and usage are those of the key
-    Live, Ready, MayControl, DescribeServer, SaveRecord, ReadRecord, DeleteRecord, ReadUsage,
+    Live, Ready, MayControl, DescribeServer, SaveRecord, AppendRecord, ReadRecord, DeleteRecord, ReadUsage,
 )  # fmt: skip
 _OF_TEXT = (Generate, Embed, Score)
 _OF_ONE_MODEL = (Authorize, KeepLoaded, Load, ScaleModel, Unload)

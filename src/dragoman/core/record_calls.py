@@ -20,6 +20,15 @@ class SaveRecord(msgspec.Struct, ServerCall[None], frozen=True):
     parts: Mapping[str, bytes] = msgspec.field(default_factory=dict)
 
 
+class AppendRecord(msgspec.Struct, ServerCall[bool], frozen=True):
+    """Append to a stored value in one step; return whether it existed. `also` is stored in either case."""
+
+    owner: str
+    id: str
+    value: bytes
+    also: SaveRecord | None = None
+
+
 class ReadRecord(msgspec.Struct, ServerCall[bytes | None], frozen=True):
     """Return a stored value or a part of one; None if it does not exist or belongs to another owner."""
 

@@ -30,7 +30,7 @@ from dragoman.core.errors import (
 from dragoman.core.kinds import UNKNOWN
 from dragoman.core.metrics import Family, FamilyCollector
 from dragoman.core.model_digests import check_folder
-from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
+from dragoman.core.record_calls import AppendRecord, DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
 from dragoman.core.services import Service, ServiceCall
 from dragoman.core.signature import Signature
@@ -390,7 +390,7 @@ class Engine:
                     return False
                 with audited("delete", request.caller, {"record": call.id}):
                     return self._records.answer(call)
-            case SaveRecord() | ReadRecord() as call:
+            case SaveRecord() | AppendRecord() | ReadRecord() as call:
                 return self._records.answer(call)
             case calls.MayControl(token):
                 return self._identity.control_open or self._is_control_token(token)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
+from dragoman.core.record_calls import AppendRecord, DeleteRecord, ReadRecord, SaveRecord
 from dragoman.core.state_store import StateTable
 
 _Key = tuple[str, str]  # owner and id
@@ -61,7 +61,7 @@ class RecordStore:
         self._drop_old()
         return (call.owner, call.id) in self._records
 
-    def answer(self, call: SaveRecord | ReadRecord | DeleteRecord) -> bytes | bool | None:
+    def answer(self, call: SaveRecord | AppendRecord | ReadRecord | DeleteRecord) -> bytes | bool | None:
         """Return the answer to a call."""
         key = (call.owner, call.id)
         self._drop_old()
@@ -71,6 +71,8 @@ class RecordStore:
                 if self._table is not None and key in self._records:
                     self._table.put(call.id, _Row(call.value, time.time(), call.parts), call.owner)
                 return None
+            case AppendRecord():
+                return self._append(key, call)
             case DeleteRecord():
                 return self._drop(key) is not None
         whole = self._parts.get(key) if call.is_part else key
@@ -79,6 +81,15 @@ class RecordStore:
             return None
         self._add(whole, record)  # as the last one used
         return record.parts[call.id] if call.is_part else record.value
+
+    def _append(self, key: _Key, call: AppendRecord) -> bool:
+        if call.also is not None:
+            self.answer(call.also)
+        record = self._remove(key)
+        if record is None:
+            return False
+        self.answer(msgspec.structs.replace(record, value=record.value + call.value))
+        return True
 
     def _add(self, key: _Key, record: SaveRecord) -> None:
         self._remove(key)

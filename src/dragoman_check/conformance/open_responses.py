@@ -71,7 +71,8 @@ class ResponsesContext:
             turns: list[list[Any]] = []
             for body in bodies:
                 fields = body(turns) if callable(body) else body
-                response = talk({"type": "response.create", "model": self.model, **fields}, _is_end)
+                event = {"type": "response.create", "model": self.model, "max_output_tokens": 16, **fields}
+                response = talk(event, _is_end)
                 turns.append(response.json_lines())
             return turns
 

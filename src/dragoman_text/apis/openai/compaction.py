@@ -16,8 +16,6 @@ import msgspec
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import format_value
 
-# New tokens of a summary.
-MAX_SUMMARY_TOKENS = 2048
 _PREFIX = "dragoman-1."
 _REQUEST = "Summarize our conversation for its continuation: goals, facts, decisions, open tasks."
 _PART = {"type": "input_text", "text": _REQUEST}

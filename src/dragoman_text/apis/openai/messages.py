@@ -68,6 +68,23 @@ RETRIEVE = Operation("Read a stored response", {200: {JSON: dict[str, Any]}})
 DELETE = Operation("Delete a stored response", {200: {JSON: dict[str, Any]}})
 CANCEL = Operation("Cancel a response in the background, which this server has none of", {})
 ITEMS = Operation("List the input of a stored response", {200: {JSON: dict[str, Any]}}, query=_PAGE)
+_METADATA = {"metadata": {"type": ["object", "null"]}}
+_NEW_ITEMS = {"type": "array", "items": {"type": "object"}}
+_CREATED: Any = {
+    JSON: {"type": "object", "properties": {"items": {**_NEW_ITEMS, "type": ["array", "null"]}, **_METADATA}}
+}
+_ADDED: Any = {JSON: {"type": "object", "properties": {"items": _NEW_ITEMS}, "required": ["items"]}}
+_OBJECT: Any = {200: {JSON: dict[str, Any]}}
+CONVERSATION = Operation("Create a conversation", _OBJECT, _CREATED, is_body_required=False)
+READ_CONVERSATION = Operation("Read a conversation", _OBJECT)
+UPDATE_CONVERSATION = Operation(
+    "Set the metadata of a conversation", _OBJECT, {JSON: {"type": "object", "properties": _METADATA}}
+)
+DELETE_CONVERSATION = Operation("Delete a conversation", _OBJECT)
+ADD_ITEMS = Operation("Add items to a conversation", _OBJECT, _ADDED)
+CONVERSATION_ITEMS = Operation("List the items of a conversation", _OBJECT, query=_PAGE)
+ITEM = Operation("Read an item of a conversation", _OBJECT)
+DELETE_ITEM = Operation("Delete an item of a conversation", _OBJECT)
 MODELS = Operation("List the text models", {200: {JSON: dict[str, Any]}})
 MODEL = Operation("Describe a text model, or the readiness of another", {200: {JSON: dict[str, Any]}})
 VERSION = Operation("Read the version of the server", {200: {JSON: dict[str, Any]}})

@@ -28,11 +28,12 @@ from dragoman.protocols.wire import (
 from dragoman_text.apis.common.openai_format import DONE, resolve_model
 from dragoman_text.apis.common.records import owner_of
 from dragoman_text.apis.openai.compaction import (
-    MAX_SUMMARY_TOKENS,
     compacted_output,
     format_compaction,
     with_request,
 )
+from dragoman_text.apis.openai.conversations import append_items, conversation_id
+from dragoman_text.apis.openai.conversations import read as read_items_of
 from dragoman_text.apis.openai.response_format import ResponseFormatter, frame_event, new_id, output_text
 from dragoman_text.apis.openai.responses import (
     COMPACT,
@@ -40,22 +41,17 @@ from dragoman_text.apis.openai.responses import (
     PreviousNotFound,
     build_request,
     input_items,
+    page_of,
+    parse_page,
     parse_response_parameters,
     referenced_id,
+    with_id,
 )
 from dragoman_text.limits import MAX_MESSAGES
 
 _OFF = "this server stores no responses (setting max_stored_responses)"
-_PAGE, _MAX_PER_PAGE = 20, 100
+_PREFIX = "resp_"
 _UPGRADE = (("upgrade", "websocket"), ("connection", "upgrade"))
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-}
 
 
 class Turn:
@@ -143,8 +139,7 @@ class Responses:
 
         def then(history: Sequence[Mapping[str, Any]], resolved: Sequence[Mapping[str, Any]]) -> EndpointResult:
             _check_count(history, resolved)
-            asked = with_request(resolved)
-            chat = build_request(parameters, history, asked, self._policy, max_new_tokens=MAX_SUMMARY_TOKENS)
+            chat = build_request(parameters, history, with_request(resolved), self._policy)
             formatter = ResponseFormatter(chat, stored=False)
 
             def reply(response: Response[Generation]) -> HttpResponse:
@@ -179,7 +174,14 @@ class Responses:
         def resolve(history: Sequence[Mapping[str, Any]]) -> EndpointResult:
             return self._resolve(http, history, items, lambda resolved: then(history, resolved))
 
-        previous = parameters.options.get("previous_response_id")
+        previous, conversation = (parameters.options.get(name) for name in ("previous_response_id", "conversation"))
+        if conversation is not None:
+            id_ = conversation_id(conversation)
+            if previous is not None:
+                raise InvalidInput("`conversation` must not be given with `previous_response_id`")
+            if not self._has_store:
+                raise InvalidInput(f"`conversation`: {_OFF}; send its items as `input`")
+            return read_items_of(http, id_, lambda found: resolve([*found.items.values()]))
         if previous is None:
             return resolve(())
         if turn is not None and (local := turn.find(previous)) is not None:
@@ -242,16 +244,28 @@ class Responses:
             formatter.value["ignored_parameters"] = [*chat.parameters.ignored]
         headers, format_error = chat.parameters.headers, chat.parameters.error_formatter(self._write_error)
 
-        def save() -> Request[None]:
-            new = [*map(_with_id, items)]
-            value = dump_json({"response": formatter.value, "input": [*history, *new]})
-            # For requests that refer to them. Items that this one refers to belong to another response.
-            parts = {_id_of(item): dump_json(item) for item in (*compress(new, is_new), *formatter.value["output"])}
-            return Request(SaveRecord(owner_of(http), formatter.value["id"], value, parts))
+        conversation = parameters.options.get("conversation")
+        if conversation is not None:
+            formatter.value["conversation"] = {"id": conversation_id(conversation)}
+
+        def save() -> Request[Any]:
+            new, output = [with_id(item, new_id) for item in items], formatter.value["output"]
+            record = None
+            if stored:
+                value = dump_json({"response": formatter.value, "input": [*history, *new]})
+                # For requests that refer to them. Items that this one refers to belong to another response.
+                parts = {_id_of(item): dump_json(item) for item in (*compress(new, is_new), *output)}
+                record = SaveRecord(owner_of(http), formatter.value["id"], value, parts)
+            if conversation is None:
+                assert record is not None
+                return Request(record)
+            return Request(append_items(owner_of(http), conversation_id(conversation), [*new, *output], record))
+
+        saves = stored or conversation is not None
 
         def reply(response: Response[Generation]) -> EndpointResult:
             result = json_response(formatter.complete(response), 200, headers)
-            return EngineCall(save(), lambda _: result) if stored else result
+            return EngineCall(save(), lambda _: result) if saves else result
 
         def end() -> bytes:
             last = formatter.format_last_chunk()
@@ -283,7 +297,7 @@ class Responses:
                 headers=(*EVENT_STREAM_HEADERS, *headers),
                 format_error=format_error,
                 format_last_chunk=end,
-                final_request=save if stored else None,
+                final_request=save if saves else None,
             )
 
         return resolve_model(body, http, then)
@@ -296,22 +310,10 @@ class Responses:
         return self._read(http, http.params["id"], lambda record: json_response(record["response"]), _missing)
 
     def input_items(self, http: HttpRequest) -> EndpointResult:
-        query = parse_qs(http.query)
-        limit, order = query.get("limit", [str(_PAGE)])[-1], query.get("order", ["desc"])[-1]
-        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MAX_PER_PAGE:
-            raise InvalidInput(f"`limit` must be an integer from 1 to {_MAX_PER_PAGE}; got {format_value(limit)}")
-        if order not in ("asc", "desc"):
-            raise InvalidInput(f'`order` must be "asc" or "desc"; got {format_value(order)}')
-        after = query.get("after", [""])[-1]
+        limit, order, after = parse_page(http.query)
 
         def then(record: Mapping[str, Any]) -> EndpointResult:
-            items = record["input"] if order == "asc" else record["input"][::-1]
-            start = next((i + 1 for i, item in enumerate(items) if item["id"] == after), 0)
-            page = items[start : start + int(limit)]
-            ids = (
-                {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-            )
-            return json_response({"object": "list", "data": page, **ids, "has_more": start + len(page) < len(items)})
+            return json_response(page_of(record["input"] if order == "asc" else record["input"][::-1], limit, after))
 
         return self._read(http, http.params["id"], then, _missing)
 
@@ -329,6 +331,8 @@ class Responses:
                 return self._write_error(_missing(id_))
             return json_response({"id": id_, "object": "response", "deleted": True})
 
+        if not id_.startswith(_PREFIX):
+            raise _missing(id_)
         return EngineCall(Request(DeleteRecord(owner_of(http), id_)), reply)
 
     def _read(
@@ -341,7 +345,7 @@ class Responses:
         is_part: bool = False,
     ) -> EndpointResult:
         def continue_with(response: Response[bytes | None]) -> EndpointResult:
-            if response.answer is None:
+            if response.answer is None or not (is_part or id_.startswith(_PREFIX)):  # or a record of another kind
                 raise missing(id_)
             return then(load_json(response.answer))
 
@@ -374,9 +378,3 @@ def _id_of(item: Mapping[str, Any]) -> str:
     """Return the id of an item, "" if it has none."""
     id_ = item.get("id")
     return id_ if isinstance(id_, str) else ""
-
-
-def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an input item with the fields that clients may leave out."""
-    kind = item.get("type") or "message"
-    return {"id": new_id(_PREFIXES.get(kind, "item")), "type": kind, **{n: v for n, v in item.items() if v is not None}}

@@ -1,7 +1,8 @@
 """Requests of OpenAI's Responses API: input items and tools as a chat."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qs
 
 from msgspec.structs import replace
 
@@ -44,6 +45,16 @@ _CALL_ID = "call_"  # removed from ids for chat templates: those of Mistral acce
 _TEXT_PARTS = frozenset({"input_text", "output_text", "summary_text", "reasoning_text", "text"})
 # What an assistant's message is: text before a call, or the end of a turn. It labels messages, and changes no prompt.
 PHASES = ("commentary", "final_answer")
+_PAGE, _MAX_PER_PAGE = 20, 100
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
 # Fields without an effect: the response returns them as they were sent.
 ECHOED = (
     "metadata",
@@ -87,12 +98,13 @@ CONVERSATION: Mapping[str, Parameter] = {
     "parallel_tool_calls": option("parallel_tool_calls", flag()),
     "chat_template_kwargs": option("chat_template_kwargs", json_object()),
     "previous_response_id": option("previous_response_id", text()),
-    "conversation": unsupported("send its items as `input`, or a `previous_response_id`"),
+    "conversation": option("conversation", anything()),
     "truncation": option("truncation", one_of("disabled", "auto")),
 }
 COUNT: Mapping[str, Parameter] = {**CONVERSATION, "personality": ignored()}
 COMPACT: Mapping[str, Parameter] = {
-    **{name: CONVERSATION[name] for name in ("model", "input", "instructions", "previous_response_id", "conversation")},
+    **{name: CONVERSATION[name] for name in ("model", "input", "instructions", "previous_response_id")},
+    "conversation": unsupported("send its items as `input`, or a `previous_response_id`"),
     "service_tier": ignored("auto", "default"),
     **{name: label() for name in ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")},
 }
@@ -144,12 +156,8 @@ def build_request(
     history: Sequence[Mapping[str, Any]],
     items: Sequence[Mapping[str, Any]],
     policy: Policy,
-    **defaults: Any,
 ) -> ChatRequest:
-    """Return the chat of earlier items and those of the request; `defaults` are fields of Sampling.
-
-    Raises InvalidInput naming the item.
-    """
+    """Return the chat of earlier items and those of the request. Raises InvalidInput naming the item."""
     options = parameters.options
     instructions = options.get("instructions")
     conversation = _Conversation([{"role": "system", "content": instructions}] if instructions else [])
@@ -170,7 +178,7 @@ def build_request(
     }
     chat, tools = parse_conversation(body, policy)
     chat = replace(chat, drops_turns=options.get("truncation") == "auto")
-    return build_chat_request(chat, tools, parameters, policy, **defaults)
+    return build_chat_request(chat, tools, parameters, policy)
 
 
 class PreviousNotFound(HttpError):
@@ -195,6 +203,42 @@ def input_items(value: Any) -> list[dict[str, Any]]:
         if not isinstance(item, dict):
             raise InvalidInput(f"`input[{i}]` must be an object; got {format_value(item)}")
     return value
+
+
+def check_items(items: Sequence[Any], name: str, before: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Check items that are stored. Raises InvalidInput naming the item of the field `name`."""
+    conversation = _Conversation([])
+    for item in before:
+        conversation.add(item, "`conversation`")
+    for i, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise InvalidInput(f"`{name}[{i}]` must be an object; got {format_value(item)}")
+        conversation.add(item, f"`{name}[{i}]`")
+
+
+def with_id(item: Mapping[str, Any], new_id: Callable[[str], str]) -> dict[str, Any]:
+    """Return an input item with the fields that clients may leave out."""
+    kind = item.get("type") or "message"
+    return {"id": new_id(_PREFIXES.get(kind, "item")), "type": kind, **{n: v for n, v in item.items() if v is not None}}
+
+
+def parse_page(query: str) -> tuple[int, str, str]:
+    """Return limit, order and the id before the page of a list. Raises InvalidInput."""
+    fields = parse_qs(query)
+    limit, order = fields.get("limit", [str(_PAGE)])[-1], fields.get("order", ["desc"])[-1]
+    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MAX_PER_PAGE:
+        raise InvalidInput(f"`limit` must be an integer from 1 to {_MAX_PER_PAGE}; got {format_value(limit)}")
+    if order not in ("asc", "desc"):
+        raise InvalidInput(f'`order` must be "asc" or "desc"; got {format_value(order)}')
+    return int(limit), order, fields.get("after", [""])[-1]
+
+
+def page_of(items: Sequence[Mapping[str, Any]], limit: int, after: str) -> dict[str, Any]:
+    """Return a page of a list: `limit` items behind the one with the id `after`."""
+    start = next((i + 1 for i, item in enumerate(items) if item["id"] == after), 0)
+    page = items[start : start + limit]
+    ids = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, **ids, "has_more": start + len(page) < len(items)}
 
 
 def referenced_id(item: Mapping[str, Any]) -> str | None:

@@ -55,6 +55,8 @@ from dragoman_text.apis.common.model_ids import text_model_ids
 from dragoman_text.apis.common.openai_format import STATUSES, error_body, resolve_model, status_of, truncation
 from dragoman_text.apis.common.tokenize import parse_detokenize_request
 from dragoman_text.apis.openai import adapters, messages, prefix_cache
+from dragoman_text.apis.openai.conversations import Conversations
+from dragoman_text.apis.openai.response_format import new_id
 from dragoman_text.apis.openai.response_routes import Responses
 from dragoman_text.apis.openai.response_session import ResponseSession
 from dragoman_text.apis.openai.responses import COMPACT, COUNT, PreviousNotFound
@@ -244,6 +246,18 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("DELETE", "/v1/responses/{id}", stored.delete, role="infer", operation=messages.DELETE),
         Route("POST", "/v1/responses/{id}/cancel", stored.cancel, role="infer", operation=messages.CANCEL),
         Route("GET", "/v1/responses/{id}/input_items", stored.input_items, role="infer", operation=messages.ITEMS),
+    ]
+    kept, path = Conversations(policy, write_error, new_id), "/v1/conversations"
+    items = f"{path}/{{id}}/items"
+    routes += [
+        Route("POST", path, kept.create, role="infer", operation=messages.CONVERSATION),
+        Route("GET", f"{path}/{{id}}", kept.retrieve, role="infer", operation=messages.READ_CONVERSATION),
+        Route("POST", f"{path}/{{id}}", kept.update, role="infer", operation=messages.UPDATE_CONVERSATION),
+        Route("DELETE", f"{path}/{{id}}", kept.delete, role="infer", operation=messages.DELETE_CONVERSATION),
+        Route("POST", items, kept.add_items, role="infer", operation=messages.ADD_ITEMS),
+        Route("GET", items, kept.list_items, role="infer", operation=messages.CONVERSATION_ITEMS),
+        Route("GET", f"{items}/{{item}}", kept.item, role="infer", operation=messages.ITEM),
+        Route("DELETE", f"{items}/{{item}}", kept.delete_item, role="infer", operation=messages.DELETE_ITEM),
     ]
     scoring, rerank = Scoring(policy, write_error), messages.rerank(RERANK, TEI)
     routes += [

@@ -323,7 +323,6 @@ async def test_without_a_store() -> None:
         ({"input": "a", "tools": [WEATHER], "tool_choice": {"type": "function", "name": "b"}}, "must name one of"),
         ({"input": "a", "tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "`tool_choice` must be"),
         ({"input": "a", "background": True}, "`background` is not supported"),
-        ({"input": "a", "conversation": "c"}, "`conversation` is not supported"),
         ({"input": "a", "prompt": {"id": "p"}}, "`prompt` is not supported"),
         ({"input": "a", "truncation": ["auto"]}, "`truncation` must be"),
         ({"input": "a", "include": 5}, "`include` must be a list of strings"),

@@ -399,11 +399,6 @@ CASES: list[tuple[Request, int, str]] = [
         ),
     ),
     (respond(prompt={}), 400, "`prompt` is not supported: send its text as `instructions` and `input`; got {}"),
-    (
-        respond(conversation="c"),
-        400,
-        ('`conversation` is not supported: send its items as `input`, or a `previous_response_id`; got "c"'),
-    ),
     (respond(moderation={}), 400, "`moderation` is not supported: this server does not moderate texts; got {}"),
     (
         respond(context_management=[{}]),
