@@ -32,7 +32,6 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str, Any]] = [
     ("/v1/chat/completions", CHAT, "function_call", {"name": "f"}),
     ("/v1/chat/completions", CHAT, "web_search_options", {}),
     ("/v1/chat/completions", CHAT, "moderation", {"model": "omni"}),
-    ("/v1/responses", RESPONSE, "conversation", "conv_1"),
     ("/v1/responses", RESPONSE, "prompt", {"id": "pmpt_1"}),
     ("/v1/responses", RESPONSE, "background", True),
     ("/v1/responses", RESPONSE, "background_options", {"completion_window": "2h"}),
