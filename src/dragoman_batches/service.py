@@ -403,7 +403,7 @@ class BatchService:
     def families(self) -> Iterable[Family]:
         counts: Counter[str] = Counter(self._batch(job).status for job in self._jobs.of(KIND) if not job.ended)
         running = {status: counts[status] for status in ("validating", "in_progress", "finalizing", "cancelling")}
-        yield _family("batches", "gauge", "Batches that have not ended, by status.", "status", running)
+        yield _family("batch_jobs", "gauge", "Batches that have not ended, by status.", "status", running)
         ended: dict[str, int] = {status: self._ended[status] for status in sorted(ENDED)}
         yield _family("batches_ended_total", "counter", "Batches that have ended, by status.", "status", ended)
         outcomes = {name: self._lines[name] for name in ("succeeded", "failed", "expired", "cancelled")}

@@ -609,6 +609,7 @@ def test_the_command_creates_lists_and_deletes_keys(tmp_path: Path) -> None:
     assert json.loads(run_command("keys", "list", "--json", folder=tmp_path).stdout) == [
         {
             "name": "all",
+            "certificate": None,
             "roles": ["infer", "read", "admin"],
             "models": None,
             "calls_per_s": None,

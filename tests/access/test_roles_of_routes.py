@@ -44,7 +44,7 @@ def test_each_route_needs_the_role_that_it_should() -> None:
         assert {route.pattern for route in routes if route.role == role} == patterns
     reading = [route for route in routes if route.role == "infer"]
     stored = {"/v1/responses/{id}", "/v1/responses/{id}/input_items"}  # of the caller's own key
-    own = ("/v1/files", "/v1/batches", "/v1/messages/batches")
+    own = ("/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/conversations")
     others = [route for route in reading if route.pattern not in stored and route.session is None]
     models = [route for route in others if not route.pattern.startswith(own)]
     assert {route.method for route in models} == {"POST"}

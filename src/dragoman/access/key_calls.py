@@ -20,11 +20,13 @@ class KeyCalls:
 
     def __init__(self) -> None:
         self._counts: dict[str, OutcomeCounts] = {}
+        self._is_exported = False  # also without a call
 
     def expect(self, names: Iterable[str]) -> None:
-        """Export these names from now on, as far as there is room."""
-        for name in names:
+        """Export these names from now on, as far as there is room, and the others beside them."""
+        for name in (*names, OTHER):
             self.of(name)
+        self._is_exported = self._is_exported or len(self._counts) > 1
 
     def of(self, name: str) -> "OutcomeCounts":
         """Return the counts of a key; beyond `MAX_NAMES`, and for tokens without a subject, those of all others."""
@@ -36,6 +38,7 @@ class KeyCalls:
         samples = tuple(
             Sample(_NAME, {"key": name, "outcome": each}, counts[each])
             for name, counts in self._counts.items()
+            if self._is_exported or any(counts.values())
             for each in OUTCOMES
         )
         return (Family(_NAME, "counter", _HELP, samples),)

@@ -349,4 +349,9 @@ def test_a_key_that_has_as_much_as_it_may_gets_429(server: dragoman.Server) -> N
 
 def test_metrics_count_batches_and_lines(server: dragoman.Server, client: openai.OpenAI) -> None:
     names = {family.name for source in server.engine.metric_sources for family in source()}
-    assert {"dragoman_batches", "dragoman_batches_ended_total", "dragoman_batch_lines_total", "dragoman_files"} <= names
+    assert {
+        "dragoman_batch_jobs",
+        "dragoman_batches_ended_total",
+        "dragoman_batch_lines_total",
+        "dragoman_files",
+    } <= names
