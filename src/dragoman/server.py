@@ -250,7 +250,7 @@ class Server:
         self._transports.begin_drain()
         if self._kafka is not None:
             self._kafka.begin_drain()
-        await self._services.close()
+        closing = asyncio.create_task(self._services.close())  # while new requests are rejected
         try:
             async with asyncio.timeout(grace_s if grace_s > 0 else 0.001):
                 await self.engine.drain()
@@ -260,6 +260,8 @@ class Server:
                 log.warning("calls were still running after %s s and are cancelled", grace_s)
             await self.engine.close()
             end_s = time.monotonic() + (_FINAL_RESPONSES_S if grace_s > 0 else 0.0)
+        finally:
+            await closing
         await self._transports.stop(max(0.0, end_s - time.monotonic()))
         if self._kafka is not None:
             await self._kafka.close(max(0.0, end_s - time.monotonic()))

@@ -53,6 +53,8 @@ class Services:
             return
         engine, store, sender = self._engine, self._engine.store, self.sender
         protocols = load_protocols(self._settings)[0]
+        if not protocols:  # of HTTP, over which services are used
+            return
         sender.open(Application(sender.engine, protocols, assembly.limits, assembly.executor, assembly.access))
         makers: dict[str, MakeService] = dict(hooks.all_of("services"))
         if not makers:

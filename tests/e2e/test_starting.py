@@ -49,11 +49,16 @@ def completion_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return script
 
 
+COMMANDS = (
+    "audit batch serve init models infer chat bench demo digests doctor graph check completion keys status top worker"
+)
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("dragoman ser", "serve"),
-        ("dragoman ", "serve init models infer chat bench demo doctor graph check completion keys status top worker"),
+        ("dragoman ", COMMANDS),
         ("dragoman serve --http-p", "--http-port"),
         ("dragoman serve --no-keep-m", "--no-keep-memory"),
         ("dragoman serve --http-port 8000 --log-format ", "text json"),

@@ -298,12 +298,12 @@ def test_the_temporary_folder_of_a_killed_server_is_removed_by_a_later_one(tmp_p
         killed.wait_for_exit()
     with running_server(*arguments, environment=environment):
         own = folders() - left
-        assert len(left) == len(own) == 2  # of metrics, and of the worker process
+        assert len(left) == len(own) == 3  # of metrics, of files, and of the worker process
         assert left < folders()  # young ones may not be locked yet
         for each in folders():
             os.utime(each, (1, 1))
         with running_server(*arguments, environment=environment):
-            assert (left & folders(), own < folders(), len(folders())) == (set(), True, 4)
+            assert (left & folders(), own < folders(), len(folders())) == (set(), True, 6)
     assert folders() == set()
 
 

@@ -28,8 +28,8 @@ BUSY = WireResponse(503, {"content-type": "application/json", "retry-after": "0"
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_answers_each_line_once_with_the_same_bytes() -> None:
-    result = batches.compare(400, kills=2)
-    assert (result["answered_exactly_once"], result["counts"]["failed"]) == (400, 23)
+    result = batches.compare(1200, kills=2)
+    assert (result["answered_exactly_once"], result["counts"]["failed"]) == (1200, 70)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
