@@ -32,7 +32,7 @@ PAGE = ROOT / "benchmarks" / "results" / "conformance.md"
 MODELS = ROOT / "tests" / "features" / "check" / "conformance" / "models"
 TOKEN = "conformance"
 _TENSORS = ("open-inference-rest", "open-inference-extensions", "open-inference-grpc", "kserve-v1")
-_TEXT = ("open-inference-generate", "openai", "responses", "tgi", "lmi")
+_TEXT = ("open-inference-generate", "openai", "responses", "batches", "tgi", "lmi")
 UMBRIDGE_SERVER = """
 import sys
 import umbridge
