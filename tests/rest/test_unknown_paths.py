@@ -71,6 +71,6 @@ async def test_no_path_is_invented(server: RestServer, path: str) -> None:
 
 
 async def test_clients_of_anthropic_get_its_errors(server: RestServer) -> None:
-    response = await server.request("GET", "/v1/files", None, {"anthropic-version": "2023-06-01"})
+    response = await server.request("GET", "/v1/skills", None, {"anthropic-version": "2023-06-01"})
     assert response.status == 404
-    assert response.json["error"] == {"type": "not_found_error", "message": "no such path: /v1/files"}
+    assert response.json["error"] == {"type": "not_found_error", "message": "no such path: /v1/skills"}
