@@ -132,6 +132,25 @@ async def test_clients_without_a_certificate_need_a_key(setup: Setup, tmp_path: 
                     await client.get("/v2", headers={"x-api-key": setup.key})
 
 
+async def test_a_batch_in_the_name_of_a_certificate(setup: Setup) -> None:
+    """The lines are sent later, when the certificate is not presented; the key has a counter from the start."""
+    async with setup.serve() as server, setup.http(server.port, setup.batch) as client:
+        metrics = [
+            s.labels["key"] for f in server.dragoman.engine.metric_sources[0]() for s in f.samples if "key" in s.labels
+        ]
+        assert {"ops", "batch", "user"} - {*metrics} == {"user"}  # which calls no models
+        line = b'{"custom_id": "a", "method": "POST", "url": "%b", "body": %b}' % (INFER.encode(), BODY)
+        files: Any = {"file": ("in.jsonl", line), "purpose": (None, "batch")}
+        file = (await client.post("/v1/files", files=files)).json()
+        body = {"input_file_id": file["id"], "endpoint": INFER, "completion_window": "1h"}
+        batch = (await client.post("/v1/batches", json=body)).json()
+        async with asyncio.timeout(60):
+            while batch["status"] in ("validating", "in_progress", "finalizing"):
+                await asyncio.sleep(0.02)
+                batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
+        assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 1)
+
+
 async def test_revoked_certificates(setup: Setup) -> None:
     first, second = setup.authority.issue("first"), setup.authority.issue("second")
     setup.write('[[key]]\nname = "second"\ncertificate = "CN=second"\nroles = ["read"]\n')

@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -118,11 +119,14 @@ class AccessControl:
     @property
     def key_names(self) -> list[str]:
         """Names of the keys that may call models, in the order of the file; none if that needs no key."""
-        return [grant.name for grant in self._grants.values() if "infer" in grant.roles and self.needs_credentials]
+        return [grant.name for grant in self._all_grants() if "infer" in grant.roles and self.needs_credentials]
 
     def is_guarded(self, role: Role) -> bool:
         """Return whether requests that need the role need a credential."""
         return role not in self.open_roles
+
+    def _all_grants(self) -> Iterator[Grant]:
+        return chain(self._grants.values(), self._of_certificates.values())
 
     def _by_name(self) -> dict[str, tuple[bytes | str, Grant]]:
         """Return what identifies each key, and its grant."""
@@ -241,7 +245,7 @@ class AccessControl:
         if not self._rules.needs_credentials and not owner:
             return ANONYMOUS
         now_s = time.time()
-        return next((g for g in self._grants.values() if g.owner == owner and g.expires_s > now_s), None)
+        return next((g for g in self._all_grants() if g.owner == owner and g.expires_s > now_s), None)
 
     def is_current(self, version: int, expires_s: float) -> bool:
         """Return whether what `authorize` returned when `version` was that of the keys still holds."""
