@@ -6,15 +6,16 @@ import os
 from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import unquote
 
 from dragoman import hooks
 from dragoman.access.control import AccessControl
 from dragoman.access.grants import ANONYMOUS, Grant
+from dragoman.access.key_calls import calls_of
 from dragoman.assembly import Assembly, files_folder, load_protocols
 from dragoman.core.callers import Caller
-from dragoman.core.calls import ConcurrentCalls, ModelCall, Request, Response
+from dragoman.core.calls import Request, Response
 from dragoman.core.chunks import ChunkStream, Take
 from dragoman.core.errors import Forbidden, InvalidInput
 from dragoman.core.jobs import TABLE_VERSION, Jobs
@@ -60,7 +61,7 @@ class Services:
         if not makers:
             return
         folder = self._open_folder()
-        self._jobs = Jobs(store.table("jobs", TABLE_VERSION), folder / "jobs")
+        self._jobs = Jobs(store.table("service_jobs", TABLE_VERSION), folder / "jobs")
         for name, make in makers.items():
             service = self._services[name] = make(ServiceContext(self._settings, store, self._jobs, folder, sender))
             engine.metric_sources.append(service.families)
@@ -168,9 +169,7 @@ class _CountingEngine:
         self.ready, self.wait_for_change = engine.ready, engine.wait_for_change
 
     def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
-        call: Any = request.call
-        response = self._engine.begin(request)
-        count = len(call.requests) if isinstance(call, ConcurrentCalls) else int(isinstance(call, ModelCall))
+        response, count = self._engine.begin(request), calls_of(request.call)
         return response if isinstance(response, Response) or not count else self._finish(response, count)
 
     async def _finish(self, response: Awaitable[Response[A]], count: int) -> Response[A]:
