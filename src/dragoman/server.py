@@ -35,6 +35,8 @@ log = logging.getLogger("dragoman.server")
 
 # Seconds to send the responses of cancelled calls.
 _FINAL_RESPONSES_S = 0.5
+# Settings that a reload changes.
+_LIVE = ("log_level", "explain_batches")
 
 
 class Server:
@@ -213,15 +215,14 @@ class Server:
         and `explain_batches` take effect; a warning names others that have changed.
         """
         self._transports.reload()
-        names = ("log_level", "explain_batches")
-        before = {name: getattr(self.settings, name) for name in names}
+        before = {name: getattr(self.settings, name) for name in _LIVE}
         try:
             self._apply_settings(self.read_settings())
         except DragomanError as error:
             log.error("settings are unchanged: %s", error.message)
             log_reload("settings", "signal", {}, error)
         else:
-            after = {name: getattr(self.settings, name) for name in names}
+            after = {name: getattr(self.settings, name) for name in _LIVE}
             log_reload("settings", "signal", {"before": before, "after": after})
         self.engine.sync()
 
@@ -235,12 +236,12 @@ class Server:
 
     def _apply_settings(self, settings: Settings) -> None:
         """Apply settings that can change while the server runs."""
-        before, live = self.settings, ("log_level", "explain_batches")
+        before = self.settings
         logs.set_level(settings.log_level, logger_levels(settings))
         for name in SETTINGS:
-            if name not in live and getattr(settings, name) != getattr(before, name):
+            if name not in _LIVE and getattr(settings, name) != getattr(before, name):
                 log.warning("setting '%s' has changed, which needs a restart", name)
-        self.settings = replace(before, **{name: getattr(settings, name) for name in live})
+        self.settings = replace(before, **{name: getattr(settings, name) for name in _LIVE})
 
     async def stop(self, grace_s: float) -> None:
         """Report not ready, finish the calls in flight within `grace_s` seconds, then stop."""

@@ -8,7 +8,7 @@ import msgspec
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import format_value
-from dragoman.protocols.parameters import ignored_header, reject_unknown
+from dragoman.protocols.parameters import ignored_header, parse_query, reject_unknown
 from dragoman.protocols.wire import (
     JSON,
     EngineCall,
@@ -27,18 +27,15 @@ from dragoman.protocols.wire import (
 )
 from dragoman_batches import calls
 from dragoman_batches.batch import Batch
+from dragoman_batches.errors import ANTHROPIC_ERRORS
 from dragoman_batches.input import explain
-from dragoman_batches.requests import limit_of, map_content, page, parse_query
+from dragoman_batches.requests import limit_of, map_content, page
 
 _JSONL = "application/x-jsonl"
 _WINDOW_S = 24 * 3600.0
 _MAX_PAGE, _PAGE = 1000, 20
 _MAX_ID = 64
 _STATUSES = frozenset((400, 401, 403, 404, 405, 413, 429, 500, 503, 507))
-_KINDS = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
-}  # fmt: skip
 
 
 class MessageBatchErrorBody(msgspec.Struct):
@@ -153,7 +150,7 @@ def protocol(policy: Policy) -> HttpProtocol:
 def format_error(error: DragomanError | HttpError, request_id: str = "") -> HttpResponse:
     """Format an error in the shape of Anthropic's API."""
     headers = error.headers if isinstance(error, HttpError) else error_headers(error)
-    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    kind = ANTHROPIC_ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     body = MessageBatchErrorBody(kind, replace_surrogates(error.message))
     return message_response(MessageBatchError(body, request_id), error.status, (*headers, ("request-id", request_id)))
 
@@ -180,7 +177,7 @@ class _Routes:
         )
 
     def list(self, http: HttpRequest) -> EngineCall[list[Batch], HttpResponse]:
-        query = parse_query(http.query, [*_QUERY])
+        query = parse_query(http.query, _QUERY)
         limit = limit_of(query, _PAGE, _MAX_PAGE)
         if "after_id" in query and "before_id" in query:
             raise InvalidInput("query parameter 'before_id': expected none beside after_id")
@@ -239,10 +236,6 @@ def _message(batch: Batch, http: HttpRequest) -> MessageBatch:
     unsent = batch.expired + batch.cancelled
     processing = 0 if batch.has_ended else max(0, batch.total - batch.completed - batch.failed - unsent)
     canceled = batch.cancelled if batch.status != "failed" else 0
-    errored = batch.failed
-    ended_s = next(
-        (batch.times_s[s] for s in ("completed", "failed", "expired", "cancelled") if s in batch.times_s), None
-    )
     status: Literal["in_progress", "canceling", "ended"] = "ended" if batch.has_ended else "in_progress"
     if batch.status == "cancelling":
         status = "canceling"
@@ -252,10 +245,10 @@ def _message(batch: Batch, http: HttpRequest) -> MessageBatch:
     return MessageBatch(
         batch.id,
         status,
-        MessageBatchCounts(processing, batch.completed, errored, canceled, batch.expired),
+        MessageBatchCounts(processing, batch.completed, batch.failed, canceled, batch.expired),
         _time(batch.created_s),
         _time(batch.expires_s),
-        None if ended_s is None else _time(ended_s),
+        _time(batch.times_s[batch.status]) if batch.has_ended else None,
         _time(batch.times_s["cancelling"]) if "cancelling" in batch.times_s else None,
         url if batch.has_ended else None,
     )

@@ -91,8 +91,9 @@ class FileStore:
             raise ObjectNotFound(f"no such file: '{file_id[:100]}'")
         return file
 
-    def path(self, file: StoredFile) -> Path:
-        return self._folder / file.id
+    def path(self, file_id: str) -> Path:
+        """Return where the content of a file with this id belongs."""
+        return self._folder / file_id
 
     async def add(
         self, owner: str, filename: str, purpose: str, data: Buffer, expires_after_s: int | None
@@ -119,7 +120,7 @@ class FileStore:
         finally:
             self._counts[owner] -= 1
             self._bytes[owner] -= size
-        return self._save(owner, file_id, filename, purpose, size, checksum, expires_after_s)
+        return self.adopt(owner, file_id, filename, purpose, size, checksum, expires_after_s)
 
     def adopt(
         self,
@@ -132,11 +133,15 @@ class FileStore:
         expires_after_s: int | None,
     ) -> StoredFile:
         """Add a file whose content is in the folder under its id, whatever the limits of its owner are."""
-        return self._save(owner, file_id, filename, purpose, size, checksum, expires_after_s)
-
-    def content_path(self, file_id: str) -> Path:
-        """Return where the content of a file with this id belongs."""
-        return self._folder / file_id
+        if (owner, file_id) in self._files:
+            self._remove(owner, file_id)
+        self._last_number += 1
+        now_s = self._clock()
+        expires_s = 0.0 if expires_after_s is None else now_s + expires_after_s
+        file = StoredFile(file_id, self._last_number, filename, purpose, size, checksum, now_s, expires_s)
+        self._add(owner, file)
+        self._table.put(file_id, file, owner)
+        return file
 
     async def delete(self, file_id: str, owner: str) -> None:
         self.find(file_id, owner)
@@ -154,26 +159,6 @@ class FileStore:
 
     def _is_expired(self, file: StoredFile) -> bool:
         return 0 < file.expires_s <= self._clock()
-
-    def _save(
-        self,
-        owner: str,
-        file_id: str,
-        filename: str,
-        purpose: str,
-        size: int,
-        checksum: str,
-        expires_after_s: int | None,
-    ) -> StoredFile:
-        if (owner, file_id) in self._files:
-            self._remove(owner, file_id)
-        self._last_number += 1
-        now_s = self._clock()
-        expires_s = 0.0 if expires_after_s is None else now_s + expires_after_s
-        file = StoredFile(file_id, self._last_number, filename, purpose, size, checksum, now_s, expires_s)
-        self._add(owner, file)
-        self._table.put(file_id, file, owner)
-        return file
 
     def _add(self, owner: str, file: StoredFile) -> None:
         self._files[owner, file.id] = file

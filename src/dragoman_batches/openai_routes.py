@@ -8,7 +8,7 @@ import msgspec
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.protocols.parameters import ignored_header, object_body, reject_unknown
+from dragoman.protocols.parameters import ignored_header, object_body, parse_query, reject_unknown
 from dragoman.protocols.wire import (
     JSON,
     OCTET_STREAM,
@@ -31,9 +31,8 @@ from dragoman_batches import calls
 from dragoman_batches.batch import Batch, BatchProblem, Status
 from dragoman_batches.files import StoredFile
 from dragoman_batches.multipart import FormField, parse_form
-from dragoman_batches.requests import limit_of, map_content, page, parse_body, parse_query
+from dragoman_batches.requests import limit_of, map_content, page, parse_body
 
-Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 _PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 _MAX_EXPIRES_S, _MIN_EXPIRES_S = 2_592_000, 3600
 _WINDOW = re.compile(r"([1-9]\d{0,5})([smhd])")
@@ -266,7 +265,7 @@ class _Routes:
         return EngineCall(Request(call), lambda response: message_response(_file_object(response.answer), 200, headers))
 
     def list_files(self, http: HttpRequest) -> EngineCall[list[StoredFile], HttpResponse]:
-        query = parse_query(http.query, [*_FILE_QUERY])
+        query = parse_query(http.query, _FILE_QUERY)
         limit = limit_of(query, _MAX_FILES_PAGE, _MAX_FILES_PAGE)
         order, purpose = query.get("order", "desc"), query.get("purpose")
         if order not in ("asc", "desc"):
@@ -313,7 +312,7 @@ class _Routes:
         return _batch_call(call, headers)
 
     def list_batches(self, http: HttpRequest) -> EngineCall[list[Batch], HttpResponse]:
-        query = parse_query(http.query, [*_BATCH_QUERY])
+        query = parse_query(http.query, _BATCH_QUERY)
         limit = limit_of(query, 20, _MAX_BATCHES_PAGE)
 
         def reply(response: Response[list[Batch]]) -> HttpResponse:

@@ -1,10 +1,8 @@
 """Shared by the routes: fields of bodies and of queries, pages of lists, contents of files."""
 
-import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
-from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -12,7 +10,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.protocols.parameters import ignored_header, reject_unknown
 from dragoman.protocols.wire import Buffer, Headers, Policy
 from dragoman_batches.errors import ObjectNotFound
-from dragoman_batches.input import convert
+from dragoman_batches.input import convert, map_file
 
 A = TypeVar("A")
 B = TypeVar("B", bound=msgspec.Struct)
@@ -34,16 +32,6 @@ def _unknown_fields(value: Mapping[str, Any], type_: Any, path: str) -> Iterable
             for nested in (fields[name], *get_args(fields[name])):
                 if isinstance(nested, type) and issubclass(nested, msgspec.Struct):
                     yield from _unknown_fields(each, nested, f"{path}{name}.")
-
-
-def parse_query(text: str, known: Sequence[str]) -> dict[str, str]:
-    """Return the parameters of a query. Raises InvalidInput for unknown ones."""
-    query: dict[str, str] = {}
-    for name, value in parse_qsl(text, keep_blank_values=True):
-        if name not in known:
-            raise InvalidInput(f"query parameter '{name[:64]}': expected one of {', '.join(known)}")
-        query[name] = value
-    return query
 
 
 def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
@@ -75,8 +63,6 @@ def page(found: Sequence[A], query: Mapping[str, str], limit: int, id_of: Callab
 def map_content(path: str) -> Sequence[Buffer]:
     """Return the content of a file as a body, without reading it. Raises ObjectNotFound."""
     try:
-        with Path(path).open("rb") as file:
-            size = file.seek(0, 2)
-            return (memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)),) if size else ()
+        return (memoryview(map_file(Path(path))),)
     except FileNotFoundError:
         raise ObjectNotFound("the file has been deleted") from None

@@ -4,14 +4,10 @@ import msgspec
 
 from dragoman.core.services import WireResponse
 from dragoman_batches.batch import Api
+from dragoman_batches.errors import ANTHROPIC_ERRORS
 
 _EXPIRED = "This request could not be executed before the completion window expired."
 _CANCELLED = "This request was not executed because the batch was cancelled."
-# Names of errors in Anthropic's API, by status.
-_ANTHROPIC_ERRORS = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
-}  # fmt: skip
 
 
 def line_id(batch_id: str, number: int) -> str:
@@ -68,6 +64,6 @@ def _anthropic_error(response: WireResponse, body: bytes) -> bytes:
             return body
     except msgspec.DecodeError:
         pass
-    kind = _ANTHROPIC_ERRORS.get(response.status, "api_error")
+    kind = ANTHROPIC_ERRORS.get(response.status, "api_error")
     text = response.body.decode(errors="replace")[:2000]
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": text}})

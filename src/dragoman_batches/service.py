@@ -106,7 +106,7 @@ class BatchService:
                 return self._files.find(file_id, owner)
             case calls.OpenFile(file_id):
                 file = self._files.find(file_id, owner)
-                return file, str(self._files.path(file))
+                return file, str(self._files.path(file.id))
             case calls.ListFiles():
                 return self._files.of(owner)
             case calls.DeleteFile(file_id):
@@ -174,7 +174,7 @@ class BatchService:
             output_expires_after_s=call.output_expires_after_s,
         )
         try:
-            os.link(self._files.path(file), self._jobs.folder(batch.id) / _INPUT)  # it may be deleted meanwhile
+            os.link(self._files.path(file.id), self._jobs.folder(batch.id) / _INPUT)  # it may be deleted meanwhile
         except OSError as error:
             raise storage_error(error) from error
         return await self._begin(batch, request)
@@ -360,7 +360,7 @@ class BatchService:
             if not count:
                 continue
             file_id = f"file-{hex_id}{name}"
-            path = self._files.content_path(file_id)
+            path = self._files.path(file_id)
             if name == "output" and not journal.failed:
                 size, checksum = await _in_thread(publish, journal.path, path)
             else:
@@ -382,7 +382,7 @@ class BatchService:
             if journal.lines and batch.api == "openai":
                 file_id = f"file-{batch.id.rpartition('_')[2]}output"
                 with suppress(OSError):
-                    size, checksum = await asyncio.to_thread(publish, journal.path, self._files.content_path(file_id))
+                    size, checksum = await asyncio.to_thread(publish, journal.path, self._files.path(file_id))
                     name = f"{batch.id}_output.jsonl"
                     self._files.adopt(
                         owner, file_id, name, "batch_output", size, checksum, batch.output_expires_after_s

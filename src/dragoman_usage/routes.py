@@ -3,13 +3,13 @@
 import time
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.usage import ReadUsage, Usage, UsageRow
+from dragoman.protocols.parameters import parse_query
 from dragoman.protocols.wire import (
     JSON,
     EngineCall,
@@ -73,7 +73,7 @@ def protocol(_policy: Policy) -> HttpProtocol:
 
 def _usage(http: HttpRequest) -> EngineCall[tuple[UsageRow, ...], HttpResponse]:
     """Return the call for the days from `start_time` (default: today) to before `end_time` (default: now)."""
-    query = _query(http.query)
+    query = parse_query(http.query, ("start_time", "end_time", "api_key_id", "model"))
     now_s = int(time.time())
     end_s = _unix_time(query, "end_time", now_s + 1)
     start_s = _unix_time(query, "start_time", end_s - 1)
@@ -91,16 +91,6 @@ def _usage(http: HttpRequest) -> EngineCall[tuple[UsageRow, ...], HttpResponse]:
         return message_response(UsagePage([_bucket(day, by_day.get(f"{day:%Y-%m-%d}", [])) for day in days]))
 
     return EngineCall(Request(ReadUsage(f"{first:%Y-%m-%d}", f"{last:%Y-%m-%d}")), format_response)
-
-
-def _query(text: str) -> dict[str, str]:
-    known = ("start_time", "end_time", "api_key_id", "model")
-    query: dict[str, str] = {}
-    for name, value in parse_qsl(text, keep_blank_values=True):
-        if name not in known:
-            raise InvalidInput(f"query parameter '{name[:64]}': expected one of {', '.join(known)}")
-        query[name] = value
-    return query
 
 
 def _unix_time(query: dict[str, str], name: str, default: int) -> int:

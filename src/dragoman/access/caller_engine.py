@@ -245,9 +245,9 @@ class CallerEngine:
     def _restrict(self, request: Request[A]) -> Request[A]:
         """Return the request as the engine gets it."""
         request = self._bind(request)
-        return (
-            request if self._limits is None else structs.replace(request, call=LimitedCall(request.call, self._limits))
-        )
+        if self._limits is None:
+            return request
+        return structs.replace(request, call=LimitedCall(request.call, self._limits))
 
     def _bind(self, request: Request[A]) -> Request[A]:
         """Return the request in the name of the caller, with the models that it may use: the engine checks the one that
@@ -256,12 +256,11 @@ class CallerEngine:
         models, caller = self.grant.models, request.caller
         if caller is ANYONE:  # else a server process has set it
             caller = self.caller
-        if isinstance(call, (ReadUsage, ConcurrentCalls)):
-            if isinstance(call, ConcurrentCalls):
-                call = ConcurrentCalls(tuple(map(self._bind, call.requests)))
-                return structs.replace(request, call=call, caller=caller)
-            if "admin" not in self.grant.roles:
-                request = structs.replace(request, call=dataclasses.replace(call, owner=caller.owner))
+        if isinstance(call, ReadUsage) and "admin" not in self.grant.roles:
+            request = structs.replace(request, call=dataclasses.replace(call, owner=caller.owner))
+        if isinstance(call, ConcurrentCalls):
+            call = ConcurrentCalls(tuple(map(self._bind, call.requests)))
+            return structs.replace(request, call=call, caller=caller)
         if isinstance(call, ServiceCall):
             if call.runs_later and self.grant.has_limits and caller.owner.startswith("jwt:"):
                 raise Forbidden("a token with limits cannot leave work for later, when it is not known: use an API key")

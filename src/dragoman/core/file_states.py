@@ -7,7 +7,7 @@ from pathlib import Path
 from dragoman.core.spec import FileState
 
 # Further files of a model file: the weights that ONNX keeps outside of it.
-_COMPANIONS = (".data", "_data")
+COMPANIONS = (".data", "_data")
 
 
 def file_states(*paths: Path) -> tuple[FileState, ...]:
@@ -34,13 +34,24 @@ def model_files(path: Path, on_error: Callable[[OSError], None] | None = None) -
     """
     if not path.is_dir():
         yield path
-        yield from (path.with_name(path.name + suffix) for suffix in _COMPANIONS)
+        yield from (path.with_name(path.name + suffix) for suffix in COMPANIONS)
         return
+    yield from files_below(path, on_error, lambda folder, names: folder != str(path) and "model-settings.json" in names)
+
+
+def files_below(
+    path: Path,
+    on_error: Callable[[OSError], None] | None = None,
+    is_left_out: Callable[[str, list[str]], bool] = lambda _folder, _names: False,
+) -> Iterator[Path]:
+    """Yield the files below a folder: links are followed, hidden files and `__pycache__` are left out.
+
+    is_left_out: returns whether a folder with these files is left out, with all below it.
+    """
     seen = set()  # folders, since links may form a loop
     for folder, subfolders, names in os.walk(path, onerror=on_error, followlinks=True):
         real = os.path.realpath(folder)
-        is_other_model = folder != str(path) and "model-settings.json" in names
-        if real in seen or is_other_model:
+        if real in seen or is_left_out(folder, names):
             subfolders.clear()
             continue
         seen.add(real)

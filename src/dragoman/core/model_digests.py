@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.file_states import COMPANIONS, files_below
 from dragoman.core.spec import ModelSpec
 
 _LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
 _ESCAPED = re.compile(r"\\(.)")
 _ESCAPES = {"\\": "\\", "n": "\n", "r": "\r"}
 _BLOCK_BYTES = 1 << 20
-# Further files of a model file: the weights that ONNX and OpenVINO keep outside of it.
-_COMPANIONS = (".data", "_data")
 
 
 class _State(NamedTuple):
@@ -90,7 +89,7 @@ def write_digests(paths: Iterable[str]) -> Iterator[str]:
         root = Path(path).resolve()
         if not root.exists():
             raise InvalidInput(f"'{path}' not found: expected a file or a folder of models")
-        for file in sorted(_walk(root)) if root.is_dir() else [root]:
+        for file in sorted(files_below(root)) if root.is_dir() else [root]:
             try:
                 digest, _ = _digest(str(file))
             except OSError as error:
@@ -134,7 +133,7 @@ def with_digests(spec: ModelSpec) -> ModelSpec:
         if os.path.exists(path):
             _check(Path(path), listed.get(os.path.abspath(path)), Path(path).name)
     for other in _paths_in(spec.parameters, spec):
-        for file in _walk(other) if other.is_dir() else [other]:
+        for file in files_below(other) if other.is_dir() else [other]:
             _check(file, listed.get(str(file)), file.name)
     return replace(spec, digests=digests)
 
@@ -187,9 +186,9 @@ def _files_of(spec: ModelSpec) -> Iterator[tuple[str, Path]]:
     """Yield the files of a model with names that are the same in copies of its folder."""
     for number, root in enumerate(_roots(spec)):
         if root.is_dir():
-            yield from ((f"{number}/{file.relative_to(root)}", file) for file in _walk(root))
+            yield from ((f"{number}/{file.relative_to(root)}", file) for file in files_below(root))
             continue
-        companions = [root.with_name(root.name + suffix) for suffix in _COMPANIONS] + [root.with_suffix(".bin")]
+        companions = [root.with_name(root.name + suffix) for suffix in COMPANIONS] + [root.with_suffix(".bin")]
         for file in (root, *(each for each in companions if each.exists() and each != root)):
             yield f"{number}/{file.name}", file
 
@@ -206,22 +205,6 @@ def _paths_in(value: Any, spec: ModelSpec) -> Iterator[Path]:
             path = Path(os.path.normpath(os.path.join(root if root.is_dir() else root.parent, value)))
             if path.exists() and root not in (path, *path.parents):
                 yield path
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    seen = set()  # folders, since links may form a loop
-    for folder, subfolders, names in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
-            subfolders.clear()
-            continue
-        seen.add(real)
-        subfolders[:] = [name for name in subfolders if not _is_ignored(name)]
-        yield from (Path(folder, name) for name in names if not _is_ignored(name))
-
-
-def _is_ignored(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__"
 
 
 def _digest(file: str) -> tuple[str, _State]:

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 from msgspec.structs import replace
@@ -423,6 +423,16 @@ def reject_unknown(names: Iterable[str], supported: Iterable[str], policy: Polic
     if unknown and policy.strict_parameters:
         value = ", ".join(f"`{name[:64]}`" for name in unknown[:_MAX_NAMED])
         raise InvalidInput(f"unknown parameters: {value}; there are {', '.join(sorted(supported))}")
+
+
+def parse_query(text: str, known: Iterable[str]) -> dict[str, str]:
+    """Return the parameters of a query; of several with one name the last. Raises InvalidInput for unknown ones."""
+    query: dict[str, str] = {}
+    for name, value in parse_qsl(text, keep_blank_values=True):
+        if name not in known:
+            raise InvalidInput(f"query parameter '{name[:64]}': expected one of {', '.join(known)}")
+        query[name] = value
+    return query
 
 
 def ignored_header(names: Sequence[str]) -> Headers:

@@ -16,6 +16,7 @@ from dragoman.cli.connection import KEY_HELP, ServerConnection, add_credentials
 from dragoman.core.callers import ANYONE
 from dragoman.core.errors import InvalidInput
 from dragoman.core.services import WireResponse
+from dragoman_batches.batch import ENDED
 from dragoman_batches.files import write_file
 from dragoman_batches.input import ANY_ENDPOINT, check_input
 from dragoman_batches.journal import Journal, publish, select
@@ -149,7 +150,7 @@ def _run_on_server(
     body = {"input_file_id": file["id"], "endpoint": "*", "completion_window": window}
     batch = _request(connection, "POST", "/v1/batches", json.dumps(body).encode(), "application/json")
     with _progress(lambda: (_done(batch), batch["request_counts"]["total"])) as show:
-        while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
+        while batch["status"] not in ENDED:
             time.sleep(_POLL_S)
             batch = _request(connection, "GET", f"/v1/batches/{batch['id']}")
             show()

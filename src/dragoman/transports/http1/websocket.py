@@ -183,8 +183,6 @@ class WebSocketConnection(asyncio.BufferedProtocol):
     # --- frames -------------------------------------------------------------------------------------------------
 
     def _receive(self, data: bytes) -> None:
-        from wsproto.events import CloseConnection, Ping, TextMessage
-
         if self._frames.state not in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):
             return
         self._frames.receive_data(data)
@@ -238,8 +236,6 @@ class WebSocketConnection(asyncio.BufferedProtocol):
 
     def close(self, code: int, reason: str = "") -> None:
         """Send a Close frame, and close once the client has answered it. What it sends is ignored from now on."""
-        from wsproto.events import CloseConnection
-
         if self._stage >= CLOSING:
             return
         if self._frames.state is ConnectionState.OPEN:

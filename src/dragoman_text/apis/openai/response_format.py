@@ -26,9 +26,7 @@ def new_id(prefix: str) -> str:
 
 
 def _describe_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return (
-        {**tool} if tool.get("type") == "custom" else {"description": None, "parameters": None, "strict": None, **tool}
-    )
+    return {**tool} if tool.get("type") == "custom" else {**_FUNCTION, **tool}
 
 
 def frame_event(kind: str, data: bytes) -> bytes:
