@@ -14,6 +14,7 @@ from typing import Any
 
 from dragoman.cli.connection import KEY_HELP, ServerConnection, add_credentials
 from dragoman.core.callers import ANYONE
+from dragoman.core.documents import parse_json
 from dragoman.core.errors import InvalidInput
 from dragoman.core.services import WireResponse
 from dragoman_batches.batch import ENDED
@@ -187,7 +188,7 @@ def _request(
     connection: ServerConnection, method: str, path: str, body: bytes | None = None, content_type: str = ""
 ) -> Any:
     with connection.open(path, data=body, content_type=content_type, method=method) as response:
-        return json.loads(response.read())
+        return parse_json(response.read())
 
 
 @contextmanager
