@@ -30,6 +30,8 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 # What starts many processes, computes much or waits: folders, files of more than four seconds of CPU time, and tests
 # that alone import a large package.
+# Tests of all sources, which find those of the features only where they are.
+SCANS = ("tests/house/", "tests/core/test_documents.py", "tests/core/test_abandoned_folders.py")
 SLOW = (
     "tests/console/",
     "tests/deploy/",
@@ -102,11 +104,11 @@ RELEASE = (
 
 # Tests outside of `tests/features` that combine features: folders, files, tests. They are left out if one is missing.
 COMBINED = tuple((Path(__file__).parent / "tests" / "combined.txt").read_text().split())
-MISSING = [
-    name
-    for name in ("check", "cluster", "demo", "kserve", "mlserver", "simulators", "telemetry", "text", "triton")
-    if find_spec(f"dragoman_{name}") is None
-]
+FEATURES = (
+    "audit", "batches", "check", "cluster", "demo", "kserve", "mlserver", "simulators", "telemetry", "text", "triton",
+    "usage",
+)  # fmt: skip
+MISSING = [name for name in FEATURES if find_spec(f"dragoman_{name}") is None]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -165,7 +167,7 @@ def _rewrite_own_share(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     passed = config.getoption("--passed-in")
     if passed is not None:
-        done = set(passed.read_text().split("\n"))
+        done = {name for name in passed.read_text().split("\n") if not name.startswith(SCANS)}
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
         items[:] = [item for item in items if item.nodeid not in done]
     for item in items:
